@@ -335,7 +335,7 @@ def test_a_command_collects_rarely_and_leaves_the_collector_as_it_was(
 ) -> None:
     before, seen = gc.get_threshold(), []
 
-    def opened(self: ModelCommand) -> None:
+    def opened(self: ModelCommand, revision: str | None = None) -> None:
         seen.append(gc.get_threshold())
         raise ValueError("not here")
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,10 +17,12 @@ from interp import HookedTransformer, causal_trace, frame, heads, logit_differen
 from interp.circuits import Circuit  # fmt: skip
 from interp.cli import ASKED, command, main, parsed
 from interp.cli.asking import data_of, function_of, needs_data, option_of
+from interp.cli.given import GIVEN
 from interp.core.hints import hints_of
 from interp.lenses import FittedJacobianLens, jacobian_lens
 from interp.passes.question import function_name
 from interp.tasks import IndirectObjects, RepeatedTokens
+from tests.contract.calls import TOKENIZER
 
 
 def test_models_lists_every_demo_model(
@@ -85,10 +88,12 @@ def test_the_options_are_the_fields_of_the_record_with_its_defaults(
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert ended.value.code == 0
     hints, fields = hints_of(kind), {each.name: each for each in dataclasses.fields(kind)}
-    said = {name for name in fields if name in hints and option_of(hints[name]) is not None}
+    said = {
+        name for name in fields if name in GIVEN or (name in hints and option_of(hints[name]) is not None)
+    }
     assert said <= set(options)
     for each in said - {"metric"}:
-        doc = interp.runs.experiment.field_docs(kind)[each]
+        doc = GIVEN[each].says if each in GIVEN else interp.runs.experiment.field_docs(kind)[each]
         assert f"--{each.replace('_', '-')}" in shown and doc.split("`")[0].split(";")[0][:25] in shown
         required = fields[each].default is dataclasses.MISSING
         assert (options[each].default is dataclasses.MISSING) == (required and (name, each) not in USUAL)
@@ -435,3 +440,88 @@ def test_a_command_without_its_prompt_says_so_in_words_and_ends_with_2(
         assert code == 2
         named = f"error: {name.replace('-', '_')} requires a prompt, a text or a file of texts, got none\n"
         assert said == named or "Required options" in said, said
+
+
+# --- fields that are given by the name of a file ----------------------------------------------------------------------
+
+
+def test_pairs_are_of_a_list_that_ships_or_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shipped = interp.tasks.load_word_pairs()
+    whole = tmp_path / "mine.csv"
+    whole.write_text("input,output\nhot,cold\n")
+    several = tmp_path / "several.csv"
+    several.write_text("task,input,output\na,x,y\nb,u,v\na,z,w\n")
+    read = GIVEN["tasks"].read
+    asked, model = command("function-vectors")(tasks=()), demo()
+    assert read(asked, model, ("antonym",)) == {"antonym": [*shipped["antonym"]]}
+    assert read(asked, model, (str(whole),)) == {"mine": [("hot", "cold")]}
+    assert read(asked, model, (str(several),)) == {"a": [("x", "y"), ("z", "w")], "b": [("u", "v")]}
+    (tmp_path / "bad.csv").write_text("in,out\nhot,cold\n")
+    (tmp_path / "empty.csv").write_text("")
+    for name, message in (
+        ("several.csv", "pairs of one task are required"),
+        ("bad.csv", "bad.csv, line 2: the columns input and output are required"),
+        ("empty.csv", "empty.csv has no pairs"),
+        ("antonyms", "nearest: antonym"),
+    ):
+        path = tmp_path / name
+        assert main(["linear-relation", "--pairs", str(path) if path.exists() else name]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_prompts_labels_and_models_of_files_are_those_of_the_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [f"{text} {i}" for i in range(8) for text in ("The cat sat", "When Mary went")]
+    for name, lines in (
+        ("texts", texts),
+        ("yes", texts[::2]),
+        ("no", texts[1::2]),
+        ("labels", ["1", "0"] * 8),
+    ):
+        (tmp_path / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    out = tmp_path / "table.csv"
+    files = {name: str(tmp_path / f"{name}.txt") for name in ("texts", "yes", "no", "labels")}
+    printed(capsys, "steering", "--positive", files["yes"], "--negative", files["no"], "--out", str(out))
+    written(out, interp.causal.steering(demo(), texts[::2], texts[1::2]))
+    argv = ("--labels", files["labels"], "--sizes", "1", "--shuffles", "1", "--out", str(out))
+    printed(capsys, "probe-neurons", files["texts"], *argv)
+    written(out, interp.features.probe_neurons(demo(), texts, [True, False] * 8, sizes=(1,), shuffles=1))
+    assert main(["probe-neurons", *texts, "--labels", *("yes",) * 16]) == 2
+    assert "labels must be 1 or 0 for each prompt, or a file of them, got 'yes'" in capsys.readouterr().err
+
+
+def test_dictionaries_make_features_parts_of_any_question(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    d = demo().cfg.d_model
+    weights = {"W_enc": torch.eye(d), "b_enc": torch.zeros(d), "W_dec": torch.eye(d), "b_dec": torch.zeros(d)}
+    sae = interp.features.Dictionary(interp.features.ReLU(), weights, reads="blocks.1.hook_resid_post")
+    interp.features.save(sae, tmp_path / "sae")
+    out, argv = tmp_path / "table.csv", ("--parts", "L1F3", "L1F7", "--change", "zero", *ANSWERS)
+    printed(capsys, "ablate", CLEAN, *argv, "--dictionaries", str(tmp_path / "sae"), "--out", str(out))
+    model = demo().with_dictionaries([sae])
+    metric = logit_difference(" Mary", " John")
+    written(out, interp.ablate(model, CLEAN, ["L1F3", "L1F7"], change=interp.edits.Zero(), metric=metric))
+    direction = interp.causal.Subspace("blocks.2.hook_resid_post", torch.eye(d)[:1])
+    direction.save(tmp_path / "direction.safetensors", demo())
+    argv = ("--directions", str(tmp_path / "direction.safetensors"), "--random", "2", *ANSWERS)
+    printed(capsys, "steering-curve", CLEAN, *argv, "--out", str(out))
+    written(out, interp.causal.steering_curve(demo(), CLEAN, [direction], random=2, metric=metric))
+
+
+def test_diff_opens_the_tuned_model_as_its_own_and_watches_the_divergence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tuned = demo("demo-attn-2l")
+    early = interp.zoo.revisions("demo-attn-2l")[0]
+    interp.families.save(demo("demo-attn-2l", early).transformer, tmp_path / "early")
+    shutil.copy(TOKENIZER, tmp_path / "early" / "tokenizer.json")
+    out = tmp_path / "table.csv"
+    printed(
+        capsys, "diff", CLEAN, "-m", str(tmp_path / "early"), "--tuned", "demo-attn-2l", "--out", str(out)
+    )
+    base = HookedTransformer.from_pretrained(tmp_path / "early")
+    written(out, interp.editing.diff(base, [CLEAN], tuned))

@@ -2,10 +2,12 @@
 
 import copy
 import json
+import logging
 import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
@@ -13,6 +15,7 @@ import xarray as xr
 from interp import Part
 from interp.cli import main, runs
 from interp.cli.parameters import filled
+from interp.runs.comparison import compared
 from interp.runs.experiment import loaded
 from interp.runs.record import Record
 from interp.zoo.groundtruth import INDUCTION, PREVIOUS
@@ -132,8 +135,8 @@ def main(job: Job, record: Record) -> None: ...
 def test_a_run_is_a_folder_with_typed_parameters_results_log_and_page(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines, _ = ran(capsys, "run", str(file), *SYNTAX)
-    assert "halfway" in lines
+    lines, err = ran(capsys, "run", str(file), *SYNTAX)
+    assert len(lines) == 1 and "halfway" in err.splitlines()
     record = Record.open(folder_of(lines))
     run = record.run
     assert run.parameters == {
@@ -222,23 +225,28 @@ def test_a_dry_run_says_every_parameter_and_makes_no_folder(
     assert lines.count("  inner.scale = 0.5") == 2 and not Path("runs").exists()
 
 
-def test_experiments_error_keeps_its_traceback_and_the_run_resumes(
+def test_experiments_error_is_her_line_the_log_has_the_traceback_and_the_run_resumes(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan(file, "fail")
     lines, err = ran(capsys, "run", str(file), "-p", "steps=4", code=1)
     folder = folder_of(lines)
-    for text in (err, (folder / "log.txt").read_text()):
-        assert "Traceback (most recent call last)" in text and "ArithmeticError: mine" in text
-    assert f"failed: ArithmeticError: mine; to go on: interp run {file} --resume {folder}" in err
+    text = (folder / "log.txt").read_text()
+    assert "Traceback (most recent call last)" in text and "ArithmeticError: mine" in text
+    at = 1 + EXPERIMENT.splitlines().index('        raise ArithmeticError("mine")')
+    assert err.splitlines()[-2:] == [
+        f'{file}, line {at}, in main: raise ArithmeticError("mine")',
+        f"failed: ArithmeticError: mine; traceback: {folder}/log.txt; to go on: interp run {file} --resume {folder}",
+    ]
+    assert "Traceback" not in err
     assert "ArithmeticError: mine" in (folder / "index.html").read_text()
     plan(file, "stop")
     _, err = ran(capsys, "run", str(file), "--resume", str(folder), code=130)
     assert f"interrupted: KeyboardInterrupt; to go on: interp run {file} --resume {folder}" in err
     plan(file, "go")
-    lines, _ = ran(capsys, "run", str(file), "--resume", "last")
+    lines, err = ran(capsys, "run", str(file), "--resume", "last")
     assert folder_of(lines) == folder
-    assert any(line.startswith("step first: loaded") for line in lines)
+    assert any(line.startswith("step first: loaded") for line in err.splitlines())
     record = Record.open(folder)
     assert (record.state, len(record.run.sessions), record.run.parameters["steps"]) == ("finished", 3, 4)
 
@@ -259,17 +267,48 @@ def test_an_experiment_that_cannot_be_imported_ends_in_one_line(
     file.write_bytes(text)
     lines, err = ran(capsys, "run", str(file), code=1)
     assert lines == [] and "importlib" not in err
-    assert err.splitlines()[-1].startswith(f"error: {file} cannot be imported: ")
-    assert error in err.splitlines()[-1]
+    (line,) = err.splitlines()
+    assert line.startswith(f"error: {file} cannot be imported: ") and error in line
 
 
-def test_an_error_on_import_keeps_its_traceback_and_makes_no_folder(
+def test_an_error_on_import_is_her_line_with_debug_its_traceback_and_makes_no_folder(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file.write_text("raise ValueError('mine')\n")
-    lines, err = ran(capsys, "run", str(file), code=1)
-    assert lines == [] and "ValueError: mine" in err and "adding.py" in err
+    file.write_text("def inner():\n    raise ValueError('mine')\n\n\ninner()\n")
+    one = f"error: {file} cannot be imported: ValueError: mine (line 2, in inner: raise ValueError('mine'))"
+    assert ran(capsys, "run", str(file), code=1) == ([], f"{one}\n")
+    lines, err = ran(capsys, "run", str(file), "--debug", code=1)
+    assert lines == [] and err.startswith("Traceback") and err.endswith(f"ValueError: mine\n{one}\n")
     assert not Path("runs").exists()
+
+
+def test_a_log_level_says_what_is_on_stderr_and_the_log_has_it_with_the_time(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = '    record.say("halfway")\n'
+    logs = "".join(f"    logging.getLogger({name}).{how}('{how} of ' + {name})\n" for name, how in LOGGED)
+    quiet = "    logging.getLogger('other').info('info of other')\n"
+    file.write_text(EXPERIMENT.replace(said, f"    import logging\n{said}{logs}{quiet}"))
+    root = logging.getLogger()
+    before = root.level, [*root.handlers]
+    for level, shown in (("debug", 5), ("info", 4), ("warning", 2), ("error", 1)):
+        lines, err = ran(capsys, "run", str(file), "--log-level", level)
+        found = [line for line in err.splitlines() if re.match("debug|info|warning|error", line)]
+        assert found == [f"{how}: {how} of {OWN.get(name, name[1:-1])}" for name, how in LOGGED[5 - shown :]]
+        assert ("halfway" in err.splitlines()) == (level in ("debug", "info"))
+        log = (folder_of(lines) / "log.txt").read_text().splitlines()
+        assert sum(line.endswith(" halfway") for line in log) == 1, "at every level, and once"
+        for line in found:
+            how, message = line.split(": ", 1)
+            assert sum(bool(re.fullmatch(rf"\S+ {how} \S+: {message}", each)) for each in log) == 1
+        assert len([line for line in log if " of " in line]) == shown and "info of other" not in err
+    assert before == (root.level, root.handlers), "as before the command"
+
+
+OWN = {"__name__": "adding"}
+LOGGED = (("__name__", "debug"), ("__name__", "info"), ("'interp.core'", "info"), ("'other'", "warning"),
+          ("'other'", "error"))  # fmt: skip
+"""What the experiment logs, by logger, from the least level on; infos of other packages are not ours to print."""
 
 
 def test_the_parameters_are_listed_with_types_defaults_and_meaning(
@@ -497,7 +536,8 @@ def test_compare_says_which_parameters_and_results_differ(
     lines, _ = ran(capsys, "compare", str(first), second.name)
     for line in (
         "parameters: differ",
-        "  steps: 2 -> 4",
+        "  name   run 1  run 2",
+        "  steps  2      4",
         "  x: 1 [0, 2] -> 2 [1, 3], +1",
         "  y at i 1: 2 -> 4, +2",
     ):
@@ -511,13 +551,173 @@ def test_compare_says_which_parameters_and_results_differ(
     ]
 
 
+def repeated(file: Path, capsys: pytest.CaptureFixture[str], *runs: str) -> list[Path]:
+    """Runs of an experiment with rows and a seed, one for each "shift seed"."""
+    file.write_text(ROWS)
+    given = [each.split() for each in runs]
+    return [
+        folder_of(ran(capsys, "run", str(file), "-p", f"shift={x}", "-p", f"seed={y}")[0]) for x, y in given
+    ]
+
+
+ROWS = '''"""How far?"""
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+
+from interp.runs.record import Record
+
+
+@dataclass(frozen=True)
+class Job:
+    shift: float = 0.0
+    seed: int = 0
+
+
+def main(job: Job, record: Record) -> None:
+    noise = np.random.default_rng(job.seed).normal(size=(5, 2))
+    rows = {"loss": (("prompt", "head"), noise + [job.shift, 0.0]), "word": ("head", ["a", "b"])}
+    record.step("rows", lambda: xr.Dataset(rows, coords={"prompt": range(5), "head": [3, 7]}))
+    if job.shift:
+        record.step("alone", lambda: xr.Dataset({"x": job.shift}))
+'''
+
+
+def test_any_number_of_runs_is_compared_with_the_first(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = repeated(file, capsys, "0 1", "0.5 1", "2 1")
+    lines, _ = ran(capsys, "compare", *map(str, folders))
+    assert [line.split()[0:3] for line in lines[:3]] == [
+        ["run", f"{i}", f"{folders[i - 1]}:"] for i in (1, 2, 3)
+    ]
+    assert lines[3:6] == ["parameters: differ", "  name   run 1  run 2  run 3", "  shift  0.0    0.5    2.0"]
+    first, second, third = (Record.open(folder).result("rows") for folder in folders)
+    alone = [compared(first, other).largest[0] for other in (second, third)]  # type: ignore[arg-type]
+    assert [each.p for each in alone] == [2 / 2**5] * 2
+    for i, each in zip((2, 3), alone, strict=True):
+        at = lines.index(f"rows, run {i} and run 1: differs, largest first")
+        p = min(1.0, 2 * each.p_adjusted)  # Holm: the smaller of two, and the other one not below it
+        assert lines[at + 1] == (
+            f"  loss at head 3, mean of 5 prompts: {each.first} -> {each.second}, {each.change:+.4g}, p 0.062, "
+            f"{p:.2g} with all cells of 2 comparisons tested"
+        )
+    assert "alone, run 2 and run 1: only in run 2, run 3" in lines
+    value = json.loads("\n".join(ran(capsys, "compare", *map(str, folders), "--json")[0]))
+    assert value["parameters"] == {"shift": [0.0, 0.5, 2.0]}
+    found = value["results"]["rows"]["run 3"]["differences"][0]
+    assert found["change"] == alone[1].change and found["p_adjusted"] == 2 * alone[1].p_adjusted
+    assert found["first"] == {"value": alone[1].first.value, "low": None, "high": None}
+
+
+def test_settings_that_were_run_with_the_same_seeds_are_compared_over_them(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [f"{shift} {seed}" for seed in (2, 1, 3) for shift in (0, 1)]
+    folders = repeated(file, capsys, *runs)
+    lines, _ = ran(capsys, "compare", *map(str, folders))
+    assert f"setting 1: {', '.join(folders[i].name for i in (2, 0, 4))}" in lines, "in the order of seeds"
+    assert "settings are compared over the 3 seeds; from 3 pairs no p is below 0.25" in lines
+    results = [Record.open(folder).result("rows") for folder in folders]
+    first, second = (
+        np.mean([results[i].loss.values[:, 0].mean() for i in at]) for at in ((0, 2, 4), (1, 3, 5))
+    )  # type: ignore[attr-defined]
+    (line,) = [line for line in lines if "head 3" in line]
+    assert line.startswith(
+        f"  loss at head 3, mean of 3 seeds: {first:.4g} -> {second:.4g}, +1, p 0.25, 0.25 with"
+    )
+    assert "  word: texts have no mean over seeds" in lines and "alone: only in setting 2" in lines
+    lines, _ = ran(capsys, "compare", *map(str, folders[:3]))
+    assert (
+        "settings were not all run once with the same seeds (1, 2; 2): single runs are compared" in lines
+    ) and "rows, run 3 and run 1: differs, largest first" in lines
+    _, err = ran(capsys, "compare", str(folders[0]), code=2)
+    assert "two runs or more are required" in err
+
+
+def test_numbers_without_rows_get_no_p_and_that_is_said(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [folder_of(ran(capsys, "run", str(file), "-p", f"steps={n}")[0]) for n in (1, 2, 3)]
+    lines, _ = ran(capsys, "compare", *map(str, folders))
+    assert not any(", p " in line for line in lines)
+    no_p = "single numbers, without rows (row, prompt, example) and without runs of other seeds"
+    assert lines.count(f"  no p for x: {no_p}") == 2 == lines.count(f"  no p for y: {no_p}")
+
+
+def test_chosen_results_are_columns_in_every_form(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [folder_of(ran(capsys, "run", str(file), "-p", f"steps={n}")[0]) for n in (1, 2)]
+    plan(file, "fail")
+    folders.append(folder_of(ran(capsys, "run", str(file), "-p", "steps=3", code=1)[0]))
+    names = ("first.x", "second.y", "second.y:i=1")  # a number; a mean over what is left; a cell
+    wanted = [(0.5, 1.0, 1.0), (1.0, 1.5, 2.0), (1.5, None, None)]
+    lines, _ = ran(capsys, "list", "--results", *names)
+    head, *rows = lines
+    starts = [head.index(f"  {name}  ") + 2 for name in (*names, "parameters")[:3]]
+    by_run = {row.split()[0]: [row[at:].split("  ")[0].strip() for at in starts] for row in rows}
+    for folder, values in zip(folders, wanted, strict=True):
+        assert by_run[folder.name] == ["" if value is None else f"{value:.4g}" for value in values]
+    for argv in (("--form", "json"), ("--json",)):
+        lines, _ = ran(capsys, "list", "--results", *names, *argv)
+        found = {row["run"]: row for row in json.loads("\n".join(lines))}
+        for folder, values in zip(folders, wanted, strict=True):
+            assert tuple(found[folder.name]["results"].values()) == values
+    assert found[folders[2].name]["state"] == "failed" and found[folders[2].name]["seconds"] >= 0
+    lines, _ = ran(capsys, "list", "--results", *names, "--form", "csv")
+    Path("list.csv").write_text("\n".join(lines))
+    table = pd.read_csv("list.csv").set_index("run")
+    for folder, values in zip(folders, wanted, strict=True):
+        for name, value in zip(names, values, strict=True):
+            there = table.loc[folder.name, f"results.{name}"]
+            assert pd.isna(there) if value is None else there == value
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("frist.x", "has no step 'frist'; nearest: first; it has first, second"),
+        ("first.z", "first has no variable 'z'; no name is close; it has x, x_low, x_high"),
+        ("second.y:j=1", "y has no dim 'j'; no name is close; it has i"),
+        ("second.y:i=7", "i has no label '7'; no name is close; it has 0, 1"),
+        ("second", "a result is STEP.VARIABLE or STEP.VARIABLE:DIM=LABEL,..., got 'second'"),
+        ("second.y:i", "a result is STEP.VARIABLE or STEP.VARIABLE:DIM=LABEL,..., got 'second.y:i'"),
+    ],
+)
+def test_a_result_that_no_run_has_is_refused_in_words(
+    name: str, message: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran(capsys, "run", str(file))
+    plan(file, "fail")
+    ran(capsys, "run", str(file), code=1)
+    lines, err = ran(capsys, "list", "--results", name, code=2)
+    assert lines == [] and message in err
+
+
+def test_json_of_runs_has_the_numbers_that_are_printed(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (one,) = json.loads("".join(ran(capsys, "run", str(file), "--json")[0]))
+    assert one["state"] == "finished" and Path("runs", one["run"]).is_dir()
+    assert json.loads("".join(ran(capsys, "run", str(file), "--json", "--dry-run")[0]))[0]["steps"] == 3
+    listed = json.loads("".join(ran(capsys, "run", str(file), "--json", "--parameters")[0]))
+    assert {"name": "steps", "type": "int", "default": "3", "doc": "How many."} in listed
+    shown = json.loads("".join(ran(capsys, "show", "last", "--json")[0]))
+    assert shown["results"]["first"]["variables"]["x"]["largest"] == {"value": 1.5, "low": 0.5, "high": 2.5}
+    y = shown["results"]["second"]["variables"]["y"]
+    assert (y["largest"]["value"], y["where"], y["mean"], y["count"]) == (3.0, "i 1", 2.0, 2)
+    assert shown["files"]["run.json"] == Path("runs", one["run"], "run.json").stat().st_size
+    _, err = ran(capsys, "list", "--json", "--form", "csv", code=2)
+    assert "--json prints JSON" in err
+
+
 @pytest.mark.slow
 def test_the_experiment_that_names_every_head_finds_the_planted_heads(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = Path(__file__).parents[1] / "experiments" / "name_every_head.py"
-    lines, _ = ran(capsys, "run", str(file), "-p", "model=groundtruth-induction", "--runs", str(tmp_path))
-    record = Record.open(Path(lines[-1]))
+    out, err = ran(capsys, "run", str(file), "-p", "model=groundtruth-induction", "--runs", str(tmp_path))
+    record, lines = Record.open(Path(out[-1])), err.splitlines()
     previous, induction = (str(Part("head", *where)) for where in (PREVIOUS, INDUCTION))
     assert any(line.startswith(f"{previous} previous token: previous_token 1.00 ") for line in lines)
     assert any(line.startswith(f"{induction} induction: induction 1.00 ") for line in lines)

@@ -74,6 +74,10 @@ ASKED: Mapping[str, CommandEntry] = MappingProxyType(
             "Print what every head does on repeated tokens, in sentences, and by its weights.", "attention", "Heads",
             scores=("induction", "previous_token", "duplicate_token"),
         ),
+        "attention-attribution": _asks(
+            "Print why a head attends from one position to another: what each part adds to that score.", "attention",
+            "AttentionAttribution",
+        ),
         "attribute": _asks(
             "Print how much each part adds to the answer's logit at one token of each prompt.", "residual", "Attribute"
         ),
@@ -97,6 +101,44 @@ ASKED: Mapping[str, CommandEntry] = MappingProxyType(
         ),
         "causal-trace": _asks(
             "Print which clean states bring a fact back whose subject is corrupted.", "causal", "CausalTrace"
+        ),
+        "edge-attribution": _asks(
+            "Print the first-order effect of every edge between parts on a metric.", "circuits", "EdgeAttribution"
+        ),
+        "feature-circuit": _asks(
+            "Print the circuit of the features of --dictionaries, and what it keeps of a metric.", "circuits",
+            "FeatureCircuit",
+        ),
+        "linear-relation": _asks(
+            "Print how far a relation of pairs is a linear map of the subject's state.", "causal", "LinearRelation"
+        ),
+        "function-vectors": _asks(
+            "Print what the function vector of every task does on pairs that had no part in it.", "causal",
+            "FunctionVectors",
+        ),
+        "steering": _asks(
+            "Print how well a direction of every layer tells positive from negative prompts.", "causal", "Steering"
+        ),
+        "steering-curve": _asks(
+            "Print what steering by a direction or a feature does to a metric, beside random ones.", "causal",
+            "SteeringCurve",
+        ),
+        "diff": _asks(
+            "Print what each part of a fine-tuned model brings about of the change.", "editing", "Diff"
+        ),
+        "probe-neurons": _asks(
+            "Print how well a few neurons of each layer tell prompts with a label from those without.", "features",
+            "ProbeNeurons",
+        ),
+        "feature-cards": _asks(
+            "Print what features of a dictionary respond to and write.", "features", "FeatureCards"
+        ),
+        "dictionary-quality": _asks(
+            "Print how well a dictionary stands in for the activations that it reads.", "features",
+            "DictionaryQuality",
+        ),
+        "patchscope": _asks(
+            "Print what the model says of a state that is put into another prompt.", "lenses", "Patchscope"
         ),
         "token-attribution": _asks(
             "Print how much each token has to do with a position, or with its answer.", "tokens", "TokenAttribution"
@@ -150,14 +192,15 @@ COMMANDS: Mapping[str, CommandEntry] = MappingProxyType(
             "runs", "Run",
         ),
         "list": _entry(
-            "List the runs of experiments: when, how they ended, and with which parameters.", "runs", "List"
+            "List the runs of experiments: when, how they ended, with which parameters, and chosen results.",
+            "kept_runs", "List",
         ),
         "show": _entry(
-            "Show one run: parameters, where it comes from, what came out, and its files.", "runs", "Show"
+            "Show one run: parameters, where it comes from, what came out, and its files.", "kept_runs", "Show"
         ),
         "compare": _entry(
-            "Compare two runs: parameters and provenance that differ, and the results' largest differences.",
-            "runs", "Compare",
+            "Compare runs: parameters and provenance that differ, and how far results are from those of the first.",
+            "kept_runs", "Compare",
         ),
     }
 )  # fmt: skip

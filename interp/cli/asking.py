@@ -12,12 +12,14 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast, get_args, get_origin
 
 import tyro
 
-from interp.cli.opening import ModelCommand
+from interp.cli.given import GIVEN, mounted
+from interp.cli.opening import ModelCommand, Printing
 from interp.core.hints import hints_of
 from interp.model.edits import Closed, Detach, Mean, Resample, Zero
 from interp.passes import metrics
@@ -51,9 +53,13 @@ DATA: Mapping[str, str] = {
     "corrupt": "The same, token for token, but for what changes the answer.",
 }
 
+FROM_THE_LAST = (
+    "positions are listed from the last, after which the model says what comes next: --pos -1 is it alone"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Asking(ModelCommand):
+class Asking(ModelCommand, Printing):
     """Options of every command of a question, besides the fields of the question."""
 
     question: ClassVar[type[Question]]
@@ -68,10 +74,13 @@ class Asking(ModelCommand):
     """The most lines to print."""
     out: Path | None = None
     """CSV file for the whole table."""
+    dictionaries: tuple[str, ...] = ()
+    """Files or folders of dictionaries (SAEs, transcoders), one a block: their features are parts, such as L5F123."""
 
     def run(self) -> None:
         """Answer the question, print the table and how to read it, and write it whole if a file is given."""
         from interp.cli import tables
+        from interp.cli.as_json import result_of
         from interp.core.files import check_replaceable, write_atomically
         from interp.core.results import frame
 
@@ -86,16 +95,13 @@ class Asking(ModelCommand):
         else:
             result = self.answer_of(self.opened())
             lines = tables.lines(result, scores=self.scores, sort=self.sort, most=self.most)
-        for line in lines:
-            print(line)
         if "rank" in result.sizes and result.sizes.get("pos", 1) > 1 and getattr(self, "pos", 0) is None:
-            print(
-                "positions are listed from the last, after which the model says what comes next: --pos -1 is it alone"
-            )
+            lines = chain(lines, [FROM_THE_LAST])
+        self.tell(lines, lambda: {"question": function_name(self.question), **result_of(result)})
         if self.out is not None:
             table = frame(result)
             write_atomically(self.out, lambda path: table.to_csv(path, index=False))
-            print(self.out)
+            self.wrote(self.out)
 
     def refuse(self, *names: str, why: str) -> None:
         """Raise ValueError for an option among `names` that was given, because it would do nothing."""
@@ -115,18 +121,30 @@ class Asking(ModelCommand):
         function = function_of(self.question)
         values = [getattr(self, name) for name in data_of(self.question)]
         data = [read_data(value) for value in values if value != ()]
-        return function(model, *data, **self.fields())
+        fields = self.fields()
+        given = [name for name in GIVEN if fields.get(name) is not None]
+        return function(
+            model, *data, **fields | {name: GIVEN[name].read(self, model, fields[name]) for name in given}
+        )
+
+    def opened(self, revision: str | None = None) -> "HookedTransformer":
+        """The model, with the dictionaries that it is given."""
+        model = super().opened(revision)
+        return mounted(self, model, self.dictionaries) if self.dictionaries else model
 
     def fields(self) -> dict[str, object]:
         """The question's fields and their values, from the options."""
         hints = _hints(self.question)
         fields = {
-            field.name: _field_value(getattr(self, field.name), hints[field.name])
+            field.name: getattr(self, field.name)
+            if field.name in GIVEN
+            else _field_value(getattr(self, field.name), hints[field.name])
             for field in dataclasses.fields(self.question)
             if hasattr(self, field.name) and field.name != "metric"
         }
         if "metric" in hints and hasattr(self, "metric"):
-            fields["metric"] = self._metric("answer" in hints)
+            metric, usual = self._metric("answer" in hints), _metric_default(self.question)
+            fields |= {"metric": metric} if metric is not None or usual is None else {}
         return fields
 
     def _metric(self, has_answer: bool) -> "Metric | None":
@@ -175,7 +193,11 @@ def asking(
         if field.name in field_names and base is not Asking:
             continue
         if field.name == "metric":
-            options += _metric_options("answer" in hints) if positional else []
+            options += _metric_options("answer" in hints, _metric_default(kind)) if positional else []
+        elif field.name in GIVEN:
+            given, required = GIVEN[field.name], field.default is dataclasses.MISSING
+            given_hint = given.option if required else typing.Union[given.option, None]  # noqa: UP007
+            options.append(_option(field.name, given_hint, given.says, field.default if required else None))
         elif field.name in hints and (option := option_of(hints[field.name])) is not None:
             default = _option_default(usual.get(field.name, field.default), option)
             options.append(_option(field.name, option, docs.get(field.name, ""), default))
@@ -281,11 +303,21 @@ def _option(
     return name, Annotated[hint, *marks], dataclasses.field(default=default)
 
 
-def _metric_options(has_answer: bool) -> list[tuple[str, object, object]]:
+def _metric_default(kind: type[Question]) -> "Metric | None":
+    """The metric of a question where none is given; None: the logit difference of the answers."""
+    (field,) = (field for field in dataclasses.fields(kind) if field.name == "metric")
+    made = field.default_factory
+    return cast("Metric | None", field.default if made is dataclasses.MISSING else made())
+
+
+def _metric_options(has_answer: bool, usual: "Metric | None") -> list[tuple[str, object, object]]:
     """The options for a metric: its name, and its answers unless the question has them as fields."""
     many = tuple[str, ...] | None
     answers = [] if has_answer else [_option(name, many, ANSWERS[name], None) for name in ("answer", "wrong")]
-    return [*answers, _option("metric", MetricName | None, ANSWERS["metric"], None)]
+    says = (
+        ANSWERS["metric"] if usual is None else f"What is watched; without it and an answer the {usual.name}."
+    )
+    return [*answers, _option("metric", MetricName | None, says, None)]
 
 
 def _option_default(default: object, option: object) -> object:

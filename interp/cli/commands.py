@@ -1,6 +1,7 @@
 """The commands about one model: its pages, the demo models, the numerical contract."""
 
 import webbrowser
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from interp.cli.opening import Common, ModelCommand
+from interp.cli.opening import ModelCommand, Printing
 
 if TYPE_CHECKING:
     from interp.hooked import HookedTransformer
@@ -24,7 +25,7 @@ NEEDED = ("starlette", "uvicorn", "pydantic")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportCommand(ModelCommand):
+class ReportCommand(ModelCommand, Printing):
     """Say what was found for one prompt and write its page: HTML that opens from disk, all tables, run.json."""
 
     prompt: str | None = None
@@ -58,9 +59,11 @@ class ReportCommand(ModelCommand):
             question = self.as_conversation(model, question)
             report = report_of(model, question, about, seed=self.seed)
             write_report(report, folder, csv=self.csv)
-        for sentence in findings(report):
-            print(f"- {sentence}")
-        print(self.out / "index.html")
+        found, page = findings(report), self.out / "index.html"
+        self.tell(
+            [*(f"- {sentence}" for sentence in found), str(page)],
+            lambda: {"findings": [{"words": one.words, "doubt": one.doubt} for one in found], "page": page},
+        )
 
     def question(self) -> "ReportQuestion":
         """The question of the options: the given prompt and answers, or without any of them the built-in ones."""
@@ -127,7 +130,7 @@ def chat_text(model: "HookedTransformer", text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Graph(Common):
+class Graph(Printing):
     """Draw an attribution graph, of Neuronpedia, circuit-tracer or a report of ours, as a page that opens from disk."""
 
     file: Annotated[Path, tyro.conf.Positional]
@@ -147,27 +150,37 @@ class Graph(Common):
         check_replaceable(self.out)
         text = graph_page(read_attribution_graph(self.file), most=self.nodes)
         write_atomically(self.out, lambda path: path.write_text(text, encoding="utf-8"))
-        print(self.out)
+        self.tell([str(self.out)], lambda: {"page": self.out})
 
 
 @dataclass(frozen=True)
-class Models(Common):
+class Models(Printing):
     """List the demo models and what they measurably do."""
 
     def run(self) -> None:
         """Print one paragraph per model."""
         from interp.zoo.demos import DEMOS, card_of
 
-        for name, demo in DEMOS.items():
-            print(f"{name}\n    {demo.summary}")
-            measured = card_of(name).get("measured")
-            for number, entry in measured.items() if isinstance(measured, dict) else ():
-                head = f" (head {entry['head']})" if "head" in entry else ""
-                print(f"    {number.replace('_', ' '):<36} {entry['value']:>7.3f}  n = {entry['n']}{head}")
+        cards = {name: {"summary": demo.summary, **card_of(name)} for name, demo in DEMOS.items()}
+        self.tell(
+            (line for name, card in cards.items() for line in _card_lines(name, card)),
+            lambda: {
+                name: {key: card.get(key) for key in ("summary", "measured")} for name, card in cards.items()
+            },
+        )
+
+
+def _card_lines(name: str, card: Mapping[str, object]) -> Iterator[str]:
+    """The paragraph of one demo model."""
+    yield f"{name}\n    {card['summary']}"
+    measured = card.get("measured")
+    for number, entry in measured.items() if isinstance(measured, dict) else ():
+        head = f" (head {entry['head']})" if "head" in entry else ""
+        yield f"    {number.replace('_', ' '):<36} {entry['value']:>7.3f}  n = {entry['n']}{head}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verify(ModelCommand):
+class Verify(ModelCommand, Printing):
     """Measure the numerical contract of a model: every line with its error; exit code 1 if one does not hold."""
 
     def run(self) -> int:
@@ -185,7 +198,8 @@ class Verify(ModelCommand):
         revision = self.revision if self.model in DEMOS else None
         model = kind.from_pretrained(source, revision=revision, dtype=self.dtype, device=self.available())
         report = model.verify()
-        print(report)
+        lines = [{**vars(line), "passed": line.passed} for line in report.lines]
+        self.tell([str(report)], lambda: {"model": report.model, "passed": report.passed, "lines": lines})
         return 0 if report.passed else 1
 
 

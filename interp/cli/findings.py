@@ -1,5 +1,6 @@
 """The command that asks a model what the field reports of models."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
@@ -7,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from interp.cli.opening import ModelCommand
+from interp.cli.opening import ModelCommand, Printing
 
 if TYPE_CHECKING:
+    from interp.findings.claim import Claim
     from interp.findings.table import Row
 
 
 @dataclass(frozen=True, kw_only=True)
-class FindingsCommand(ModelCommand):
+class FindingsCommand(ModelCommand, Printing):
     """Ask a decoder what the field reports of language models, and print each claim's number, null and verdict."""
 
     model: Annotated[str, tyro.conf.Positional] = "demo-4l"
@@ -32,6 +34,7 @@ class FindingsCommand(ModelCommand):
 
     def run(self) -> None:
         """Print the claims one by one, each as soon as it is measured."""
+        from interp.cli.as_json import result_of
         from interp.core.files import check_replaceable, regular, write_atomically
         from interp.core.results import frame
         from interp.findings.table import CLAIMS, as_result, check_names, rows, setting_of
@@ -39,10 +42,11 @@ class FindingsCommand(ModelCommand):
         names = list(self.claims) or list(CLAIMS)
         check_names(names)
         if self.only == "list":
-            for name in names:
-                claim = CLAIMS[name]
-                print(f"{name}: {claim.text} [{claim.source}]")
-                print(f"    {claim.measured}, minus {claim.null}: {claim.region} {claim.unit}")
+            claims = {name: CLAIMS[name] for name in names}
+            self.tell(
+                (line for name, claim in claims.items() for line in _claim_lines(name, claim)),
+                lambda: [{"claim": name, **_about(claim)} for name, claim in claims.items()],
+            )
             return
         if self.out is not None:
             check_replaceable(self.out)
@@ -55,14 +59,29 @@ class FindingsCommand(ModelCommand):
         found = []
         for row in rows(setting, names):
             found.append(row)
-            print("\n".join(_lines(row)), flush=True)
+            if not self.json:
+                print("\n".join(_lines(row)), flush=True)
         result = as_result(found, setting.model)
         counts = result.verdict.to_series().value_counts()
-        print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+        self.tell(
+            [", ".join(f"{count} {verdict}" for verdict, count in counts.items())],
+            lambda: {**result_of(result), "verdicts": counts.to_dict()},
+        )
         if self.out is not None:
             table = frame(result)
             write_atomically(self.out, lambda path: table.to_csv(path, index=False))
-            print(self.out)
+            self.wrote(self.out)
+
+
+def _claim_lines(name: str, claim: "Claim") -> Iterator[str]:
+    """A claim and the region that its number must lie in."""
+    yield f"{name}: {claim.text} [{claim.source}]"
+    yield f"    {claim.measured}, minus {claim.null}: {claim.region} {claim.unit}"
+
+
+def _about(claim: "Claim") -> dict[str, object]:
+    """A claim without the function that measures it."""
+    return {name: getattr(claim, name) for name in ("text", "source", "measured", "null", "unit", "region")}
 
 
 def _lines(row: "Row") -> list[str]:

@@ -59,19 +59,28 @@ class OfTask(Asking):
             faithfulness=self.faithfulness,
             **self.fields() | {"task": str(self.task)},  # type: ignore[arg-type]
         )
-        for edge, score in sorted(circuit.scores.items(), key=lambda item: -abs(item[1]))[: self.most]:
-            print(f"{score:+9.3f}  {edge}")
+        edges = sorted(circuit.scores.items(), key=lambda item: -abs(item[1]))
         scores = evaluate_circuit(model, *to_try, circuit, subsets=1, draws=5, nodes=0)
         faithfulness = scores.sel(score="faithfulness", circuit="found")
         kept, low, high, chance = (float(faithfulness[name]) for name in ("value", "low", "high", "null"))
-        print(
+        lines = [f"{score:+9.3f}  {edge}" for edge, score in edges[: self.most]]
+        lines.append(
             f"{len(circuit.edges)} of {len(circuit.graph)} edges keep {kept:.2f} [{low:.2f}, {high:.2f}] of the logit "
             f"difference on {self.pairs} other pairs, random ones {chance:.2f}; a score is the effect of the edge, "
             f"{self.fields()['direction']}, as {self.fields()['method']} has it"
         )
+        self.tell(
+            lines,
+            lambda: {
+                "edges": [{"edge": edge, "score": score} for edge, score in edges],
+                "possible_edges": len(circuit.graph),
+                "faithfulness": {"value": kept, "low": low, "high": high, "null": chance},
+                "pairs": self.pairs,
+            },
+        )
         if self.out is not None:
             circuit.save(self.out)
-            print(self.out)
+            self.wrote(self.out)
 
     def drawn(self, tokenizer: "Tokenizer") -> "tuple[TaskPairs, TaskPairs]":
         """The pairs to find the circuit on, and others to try it on; of a file's facts one from each half."""
@@ -118,6 +127,7 @@ class OfCorpus(Asking):
 
     def run(self) -> None:
         """Print the standard error of every layer and the words of the prompt; write the lens if a file is given."""
+        from interp.cli.as_json import rows_of
         from interp.core.files import check_replaceable
         from interp.core.results import frame
         from interp.lenses import jacobian_lens
@@ -128,17 +138,31 @@ class OfCorpus(Asking):
             check_replaceable(self.out)
         lens = jacobian_lens(self.opened(), read_data(self.data), **self.fields())  # type: ignore[arg-type]
         assert lens.error is not None
-        for layer, error in zip(lens.layers, lens.error.tolist(), strict=True):
-            print(f"after block {layer}: standard error {error:.3f} of the norm of J")
-        print(f"{lens.prompts} prompts; ended {lens.about['ended']}")
+        errors = dict(zip(lens.layers, lens.error.tolist(), strict=True))
+        lines = [
+            f"after block {layer}: standard error {error:.3f} of the norm of J"
+            for layer, error in errors.items()
+        ]
+        lines.append(f"{lens.prompts} prompts; ended {lens.about['ended']}")
+        rows: list[dict[str, object]] = []
         if self.prompt is not None:
             words = lens.read(self.prompt, top=self.top).isel(prompt=0, pos=-1)
             names = ["word", "top_prob", "low", "high", "stays"]
             table = frame(words[names])[["depth", "rank", *names]]
-            print(table.head(self.most).to_string(index=False, float_format="{:.3f}".format))
+            rows = rows_of(table)
+            lines.append(table.head(self.most).to_string(index=False, float_format="{:.3f}".format))
+        self.tell(
+            lines,
+            lambda: {
+                "standard_error": [{"layer": layer, "error": error} for layer, error in errors.items()],
+                "prompts": lens.prompts,
+                "ended": lens.about["ended"],
+                "words": rows,
+            },
+        )
         if self.out is not None:
             lens.save(self.out)
-            print(self.out)
+            self.wrote(self.out)
 
 
 JacobianLensCommand = asking(JacobianLens, OfCorpus)

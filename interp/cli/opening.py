@@ -1,6 +1,9 @@
 """The options that say which model a command is about, the same in every command. No torch until it is opened."""
 
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -22,6 +25,28 @@ class Common:
         for name in names:
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Printing(Common):
+    """Options of every command that prints what it found."""
+
+    json: bool = False
+    """Print one JSON value in place of lines: whole tables, every digit, null for NaN; notes are on stderr."""
+
+    def tell(self, lines: Iterable[str], value: Callable[[], object]) -> None:
+        """Print the lines, or with `--json` the value."""
+        if self.json:
+            from interp.cli.as_json import text_of
+
+            print(text_of(value()))
+            return
+        for line in lines:
+            print(line, flush=True)
+
+    def wrote(self, file: Path) -> None:
+        """Print the name of a file that was written: on stdout, with `--json` on stderr."""
+        print(file, file=sys.stderr if self.json else sys.stdout)
 
 
 @dataclass(frozen=True, kw_only=True)

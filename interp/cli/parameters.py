@@ -172,6 +172,14 @@ def listed(experiment: "Experiment") -> str:
     return "\n".join(lines)
 
 
+def described(experiment: "Experiment") -> list[dict[str, str | None]]:
+    """The parameters of an experiment by what `listed` says of them; a required one has the default None."""
+    return [
+        {"name": name, "type": parameter.type, "default": parameter.default, "doc": parameter.doc}
+        for name, parameter in _parameters_by_name(experiment).items()
+    ]
+
+
 def _parameters_by_name(experiment: "Experiment") -> "dict[str, Parameter]":
     from interp.runs.experiment import parameters
 

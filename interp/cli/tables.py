@@ -25,7 +25,9 @@ def lines(
     """
     single = _without_single_prompt(result)
     table = (
-        _table_by_score(single, _scores(single, scores)) if _has_scores(single) else _tidy_table(single, sort)
+        _table_by_score(single, _scores(single, scores))
+        if _has_scores(single) and single.value.ndim > 1
+        else _tidy_table(single.sel(score=_scores(single, scores)) if _has_scores(single) else single, sort)
     )
     yield _table_text(table.head(most))
     yield from _about_lines(single, scores)
@@ -165,7 +167,9 @@ def _number(value: float) -> str:
 
 
 def _interval(value: float, low: float, high: float) -> str:
-    return "." if value != value else f"{value:.2f} [{low:.2f}, {high:.2f}]"
+    if value != value or low != low:
+        return _number(value)
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def _cell_text(cell: "xr.Dataset") -> str:
@@ -190,6 +194,15 @@ def _agreement_texts(result: "xr.Dataset") -> Iterator[str]:
         yield f"{name} {value:.3f}" + (f" [{low:.3f}, {high:.3f}]" if low == low else "")
 
 
+def _faithfulness_texts(result: "xr.Dataset") -> Iterator[str]:
+    """What a circuit of features keeps of the metric, beside random ones, for every treatment of the errors."""
+    for errors in result.errors.values:
+        kept = result.sel(errors=errors, circuit="found")
+        low, high = (float(end) for end in kept.faithfulness_ends.values)
+        text = _interval(float(kept.faithfulness), low, high)
+        yield f"faithfulness, errors {errors}: {text}, random features {_number(float(kept.faithfulness_null))}"
+
+
 def _about_lines(result: "xr.Dataset", scores: Sequence[str]) -> Iterator[str]:
     """Lines that say what the printed numbers are: metric values, unit, effect and interval."""
     attrs = result.attrs
@@ -200,6 +213,8 @@ def _about_lines(result: "xr.Dataset", scores: Sequence[str]) -> Iterator[str]:
         yield f"{attrs.get('metric', 'metric')}: {', '.join(single)}"
     if "agreement" in result:
         yield f"agreement with patching: {', '.join(_agreement_texts(result))}"
+    if "faithfulness" in result and "circuit" in result.faithfulness.dims:
+        yield from _faithfulness_texts(result)
     unit = str(result.value.attrs.get("unit", "")) if "value" in result else ""
     if _has_scores(result):
         units = result.unit.sel(score=_scores(result, scores)).values

@@ -1,7 +1,8 @@
-"""A stored result in a line, and where two runs of an experiment differ most."""
+"""A stored result in a line, and where runs of an experiment differ most from the first of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 BESIDE = (*ESTIMATE[1:], "se", "p")
 """Variables that accompany an estimate: under these names next to `value`, as `x_low` next to any other variable `x`.
 """
-ROWS = ("row", "prompt", "example")
+SEED = "seed"
+ROWS = ("row", "prompt", "example", SEED)
 """Dims with labels that say which row of the data a value belongs to."""
 
 MOST_WORK = 2 * 10**10
@@ -48,7 +50,7 @@ class Difference:
     p: float = float("nan")
     """p of a paired permutation test over rows; NaN without a test: no equal rows, NaN values, or too many values."""
     p_adjusted: float = float("nan")
-    """The p-value with all cells of the variable tested at once (largest statistic, Westfall and Young)."""
+    """The p-value with all cells of the variable tested at once, in all comparisons with the first run."""
 
     @property
     def change(self) -> float:
@@ -58,10 +60,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The largest differences of two results, and sentences about what could not be compared."""
+    """The largest differences of two results, and sentences about what could not be compared or tested."""
 
     largest: list[Difference]
     notes: list[str]
+    untested: dict[str, str]
+    """Variables that differ and have no p-value, and the reason."""
 
 
 def as_dataset(value: object) -> "xr.Dataset":
@@ -94,22 +98,44 @@ def headline(result: "xr.Dataset", name: str) -> str:
         >>> headline(xr.Dataset({"score": ("head", [0.25, 0.75])}), "score")
         'largest 0.75 at head 1; mean 0.5 of 2'
     """
-    values = result[name]
+    found, values = summary(result, name), result[name]
     if not values.size:
         return "empty"
+    if "true" in found:
+        return f"true in {found['true']} of {values.size}"
+    if "words" in found:
+        return f"{found['words']} different, most often {found['word']!r} ({found['times']} of {values.size})"
+    if found["largest"] is None:
+        return f"no number in {values.size}"
+    if values.ndim == 0:
+        return str(found["largest"])
+    return f"largest {found['largest']} at {found['where']}; mean {found['mean']:.4g} of {found['count']}"
+
+
+def summary(result: "xr.Dataset", name: str) -> dict[str, Any]:
+    """What `headline` says of a variable, by name.
+
+    Returns:
+        `size`; of numbers `largest` (an Estimate, None if none is a number), `where`, `mean` and `count`; of truth
+        values how many are `true`; of texts how many `words` differ, and the most frequent `word` with its `times`.
+    """
+    values = result[name]
+    size = {"size": values.size}
+    if not values.size:
+        return size
     if values.dtype.kind == "b":
-        return f"true in {int(values.sum())} of {values.size}"
+        return {**size, "true": int(values.sum())}
     if values.dtype.kind not in "iuf":
         words, counts = np.unique(values.to_numpy().astype(str), return_counts=True)
-        return f"{len(words)} different, most often {str(words[counts.argmax()])!r} ({counts.max()} of {values.size})"
+        most = int(counts.argmax())
+        return {**size, "words": len(words), "word": str(words[most]), "times": int(counts[most])}
     numbers = values.to_numpy().astype(float)
-    if np.isnan(numbers).all():
-        return f"no number in {values.size}"
+    count = int((~np.isnan(numbers)).sum())
+    if not count:
+        return {**size, "largest": None, "count": 0}
     at = _places(np.asarray(np.abs(numbers)), 1)[0]
-    if values.ndim == 0:
-        return str(_estimate(result, name, at))
-    mean, count = float(np.nanmean(numbers)), int((~np.isnan(numbers)).sum())
-    return f"largest {_estimate(result, name, at)} at {_where(values, at)}; mean {mean:.4g} of {count}"
+    place = {"largest": _estimate(result, name, at), "where": _where(values, at)}
+    return {**size, **place, "mean": float(np.nanmean(numbers)), "count": count}
 
 
 def compared(
@@ -117,41 +143,174 @@ def compared(
 ) -> Comparison:
     """The cells of every shared variable where two results differ most, second minus first.
 
-    A variable that kept its rows (a dim called row, prompt or example, with the same labels in both) is compared by its
-    means over them, and with a paired permutation test: p for the cell alone, p_adjusted with all cells tested at once,
-    which is the one to believe of a cell that was picked for being the largest. Intervals are each run's own; two that
-    overlap do not show that the runs agree.
+    A variable that kept its rows (a dim called row, prompt, example or seed, with the same labels in both) is compared
+    by its means over them, and with a paired permutation test: p for the cell alone, p_adjusted with all cells tested
+    at once, which is the one to believe of a cell that was picked for being the largest. Intervals are each run's own;
+    two that overlap do not show that the runs agree.
     The notes name variables that only one result has, or that differ in shape or labels.
     """
-    differences, notes = [], []
-    ours, theirs = main_variables(first), main_variables(second)
-    for name in dict.fromkeys([*ours, *theirs]):
-        if (name in ours) != (name in theirs):
-            notes.append(f"{name}: only in one of the runs")
-    for name in (name for name in ours if name in theirs):
-        first_values, second_values = first[name], second[name]
-        if reason := _incomparable(first_values, second_values):
-            notes.append(f"{name}: {reason}")
-            continue
-        if first_values.dtype.kind not in "iufb" or second_values.dtype.kind not in "iufb":
-            notes += _text_note(name, first_values, second_values)
-            continue
-        notes += _hole_note(name, first_values, second_values)
-        if (rows := _row_dim(first_values, second_values)) is not None:
-            differences += _paired_differences(
-                name, first_values, second_values, rows, largest=largest, permutations=permutations, seed=seed
-            )
+    (found,) = compared_to_first([first, second], largest=largest, permutations=permutations, seed=seed)
+    return found
+
+
+def compared_to_first(
+    results: "Sequence[xr.Dataset]", *, largest: int = 3, permutations: int = 2_000, seed: int = 0
+) -> list[Comparison]:
+    """The comparison of every later result with the first, as `compared`, with p-values corrected for their number.
+
+    Within one comparison p_adjusted is that of the largest statistic of any cell (Westfall and Young 1993). Over the
+    comparisons it is corrected by `holm_over_families`: calling every cell of a variable with p_adjusted <= 0.05
+    different, in whichever run, calls one or more wrongly in at most 5 % of all cases. Other variables are not
+    corrected for.
+
+    Returns:
+        A comparison for each result after the first.
+    """
+    first, *others = results
+    found = [Comparison([], [], {}) for _ in others]
+    names = main_variables(first)
+    for other, comparison in zip(others, found, strict=True):
+        theirs = main_variables(other)
+        missing = [name for name in dict.fromkeys([*names, *theirs]) if (name in names) != (name in theirs)]
+        comparison.notes.extend(f"{name}: only in one of the runs" for name in missing)
+    for name in names:
+        cells = {
+            i: _cells(name, first, other, permutations=permutations, seed=seed)
+            for i, other in enumerate(others)
+            if name in main_variables(other) and _are_comparable(name, first, other, found[i].notes)
+        }
+        tested = [i for i, each in cells.items() if each.untested is None]
+        corrected = dict(zip(tested, holm_over_families([cells[i].p_adjusted for i in tested]), strict=True))
+        for i, each in cells.items():
+            differences = each.differences(name, corrected.get(i, each.p_adjusted), largest)
+            found[i].largest.extend(differences)
+            if differences and each.untested is not None:
+                found[i].untested[name] = each.untested
+    return found
+
+
+def holm_over_families(families: Sequence[Float[np.ndarray, "..."]]) -> list[Float[np.ndarray, "..."]]:
+    """P-values corrected for the number of families that they come from, those of each adjusted within it.
+
+    In ascending order each is multiplied by the number of families that smaller ones have not exhausted. Of families
+    of one value this is Holm's correction; of a single family nothing changes.
+
+    Source:
+        Holm, "A simple sequentially rejective multiple test procedure" (1979); for families: Goeman and Solari, "The
+        sequential rejection principle of familywise error control" (2010).
+
+    Example:
+        >>> import numpy as np
+        >>> [round(float(p), 2) for p in holm_over_families([np.array(0.01), np.array(0.04), np.array(0.03)])]
+        [0.03, 0.06, 0.06]
+    """
+    if not families:
+        return []
+    sizes = [p.size for p in families]
+    flat, family = np.concatenate([p.ravel() for p in families]), np.repeat(np.arange(len(sizes)), sizes)
+    left, corrected, largest = np.array(sizes), np.empty_like(flat), 0.0
+    for at in np.argsort(flat, kind="stable"):
+        largest = corrected[at] = min(1.0, max(largest, flat[at] * np.count_nonzero(left)))
+        left[family[at]] -= 1
+    parts = np.split(corrected, np.cumsum(sizes)[:-1])
+    return [part.reshape(p.shape) for part, p in zip(parts, families, strict=True)]
+
+
+def over_seeds(results: "Sequence[xr.Dataset]", seeds: Sequence[int]) -> "tuple[xr.Dataset, list[str]]":
+    """The result of runs that differ in their seed alone: numbers along `seed`, means over rows; and notes.
+
+    The notes name the variables that are left out: texts, and what has not the same shape and labels with every seed.
+    Intervals are left out too, since each is about one seed.
+    """
+    import xarray as xr
+
+    notes: list[str] = []
+    stacked: dict[str, xr.DataArray] = {}
+    for name in dict.fromkeys(name for result in results for name in main_variables(result)):
+        values = [result[name] for result in results if name in result]
+        reasons = [reason for each in values[1:] if (reason := _incomparable(values[0], each)) is not None]
+        if len(values) < len(results):
+            notes.append(f"{name}: not with every seed")
+        elif any(each.dtype.kind not in "iufb" for each in values):
+            notes.append(f"{name}: texts have no mean over seeds")
+        elif reasons:
+            notes.append(f"{name}: over seeds, {reasons[0]}")
         else:
-            change = np.asarray(
-                abs(second_values.to_numpy().astype(float) - first_values.to_numpy().astype(float))
-            )
-            differences += [
-                Difference(
-                    name, _where(first_values, at), _estimate(first, name, at), _estimate(second, name, at)
-                )
-                for at in _places(change, largest)
+            means = [
+                each.astype(float).mean([d for d in each.dims if d in ROWS], skipna=False) for each in values
             ]
-    return Comparison(differences, notes)
+            bare = [each.drop_vars([c for c in each.coords if c not in each.dims]) for each in means]
+            stacked[name] = xr.concat(bare, xr.Variable(SEED, [*seeds]))
+    return xr.Dataset(stacked), notes
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """One variable of two results, its rows averaged, and p-values of the differences."""
+
+    first: "xr.Dataset"
+    second: "xr.Dataset"
+    mean: str
+    """What the numbers are means of; empty: they are no means."""
+    p: Float[np.ndarray, "..."]
+    p_adjusted: Float[np.ndarray, "..."]
+    untested: str | None
+    """Why there are no p-values; None: there are."""
+
+    def differences(self, name: str, p_adjusted: Float[np.ndarray, "..."], largest: int) -> list[Difference]:
+        """The largest differences, each with its p-values."""
+        ours, theirs = (run[name].to_numpy().astype(float) for run in (self.first, self.second))
+        return [
+            Difference(
+                name,
+                ", ".join(filter(None, (_where(self.first[name], at), self.mean))),
+                _estimate(self.first, name, at),
+                _estimate(self.second, name, at),
+                float(self.p[at]),
+                float(p_adjusted[at]),
+            )
+            for at in _places(np.asarray(np.abs(theirs - ours)), largest)
+        ]
+
+
+def _cells(name: str, first: "xr.Dataset", second: "xr.Dataset", *, permutations: int, seed: int) -> _Cells:
+    """The cells of a variable of two results, tested over the rows that it kept in both."""
+    from interp.core.permutation import permutation_test
+
+    rows = _row_dim(first[name], second[name])
+    if rows is None:
+        none = np.full(first[name].shape, np.nan)
+        why = f"single numbers, without rows ({', '.join(ROWS[:-1])}) and without runs of other seeds"
+        return _Cells(first, second, "", none, none, why)
+    ours, theirs = (
+        torch.from_numpy(values.transpose(rows, ...).to_numpy()).double()
+        for values in (first[name], second[name])
+    )
+    means = (
+        first[[name]].astype(float).mean(rows, skipna=False),
+        second[[name]].astype(float).mean(rows, skipna=False),
+    )
+    mean = f"mean of {len(ours)} {rows}s"
+    none = np.full(ours.shape[1:], np.nan)
+    if not ours.numel() or not bool((theirs - ours).isfinite().all()):
+        return _Cells(*means, mean, none, none, "not every row has a number")
+    if ours.numel() * permutations > MOST_WORK:
+        return _Cells(*means, mean, none, none, "too many numbers for a permutation test")
+    tested = permutation_test(theirs, ours, paired=True, permutations=permutations, seed=seed)
+    return _Cells(*means, mean, tested.p.numpy(), tested.p_adjusted.numpy(), None)
+
+
+def _are_comparable(name: str, first: "xr.Dataset", second: "xr.Dataset", notes: list[str]) -> bool:
+    """Whether both results have numbers in the same cells; `notes` gets a line on what differs in another way."""
+    ours, theirs = first[name], second[name]
+    if reason := _incomparable(ours, theirs):
+        notes.append(f"{name}: {reason}")
+        return False
+    if ours.dtype.kind not in "iufb" or theirs.dtype.kind not in "iufb":
+        notes += _text_note(name, ours, theirs)
+        return False
+    notes += _hole_note(name, ours, theirs)
+    return True
 
 
 def _incomparable(first: "xr.DataArray", second: "xr.DataArray") -> str | None:
@@ -169,42 +328,6 @@ def _incomparable(first: "xr.DataArray", second: "xr.DataArray") -> str | None:
 def _row_dim(first: "xr.DataArray", second: "xr.DataArray") -> str | None:
     """The dim of the rows if both variables label it, else None; `_incomparable` checks that the labels are equal."""
     return next((str(d) for d in first.dims if d in ROWS and d in first.coords and d in second.coords), None)
-
-
-def _paired_differences(
-    name: str,
-    first: "xr.DataArray",
-    second: "xr.DataArray",
-    rows: str,
-    *,
-    largest: int,
-    permutations: int,
-    seed: int,
-) -> list[Difference]:
-    """The largest differences of the means over `rows`, with p of a paired permutation test over these rows."""
-    from interp.core.permutation import permutation_test
-
-    ours, theirs = (
-        torch.from_numpy(values.transpose(rows, ...).to_numpy()).double() for values in (first, second)
-    )
-    p = p_adjusted = torch.full(ours.shape[1:], float("nan"))
-    if bool((theirs - ours).isfinite().all()) and ours.numel() * permutations <= MOST_WORK:
-        tested = permutation_test(theirs, ours, paired=True, permutations=permutations, seed=seed)
-        p, p_adjusted = tested.p, tested.p_adjusted
-    first_mean, second_mean = ours.mean(0), theirs.mean(0)
-    cells = first.isel({rows: 0}, drop=True)
-    mean = f"mean of {first.sizes[rows]} {rows}s"
-    return [
-        Difference(
-            name,
-            ", ".join(filter(None, (_where(cells, at), mean))),
-            Estimate(float(first_mean[at])),
-            Estimate(float(second_mean[at])),
-            float(p[at]),
-            float(p_adjusted[at]),
-        )
-        for at in _places((second_mean - first_mean).abs().numpy(), largest)
-    ]
 
 
 def _text_note(name: str, first: "xr.DataArray", second: "xr.DataArray") -> list[str]:

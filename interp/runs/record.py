@@ -283,6 +283,9 @@ class Record(Shown):
         """Log a line: to this module's logger, and with the time to log.txt."""
         self._require_writing()
         logger.info(line)
+        self._write_log(line)
+
+    def _write_log(self, line: str) -> None:
         text = line.rstrip().replace("\n", "\n    ")
         with (self.folder / LOG).open("a", encoding="utf-8") as file:
             file.write(f"{now()} {text}\n")
@@ -385,9 +388,10 @@ class Record(Shown):
         state: RunState = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         reason = self._reason(error)
         self._update(state=state, error=reason)
+        # into the file alone: whoever runs the experiment has the error itself
         if state == "failed":
-            self.say("".join(traceback.format_exception(error)))
-        self.say(f"{state}: {reason}")
+            self._write_log("".join(traceback.format_exception(error)))
+        self._write_log(f"{state}: {reason}")
 
     def _reason(self, error: BaseException) -> str:
         if isinstance(error, OSError) and error.errno in NO_ROOM:

@@ -12,9 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from unittest import mock
 
+import torch
 import tyro
 
+import interp
 from interp.cli import COMMANDS, command, parsed
+from interp.features import Dictionary, ReLU, save
 from tests.contract.calls import graph_file
 from tests.fuzz import loaders
 from tests.fuzz.judge import REFUSED, SECONDS, Case
@@ -49,13 +52,23 @@ def main(job: Job, record: Record) -> None:
 WORDS: Mapping[str, str] = {
     "model": "model", "prompt": CLEAN, "data": CLEAN, "clean": CLEAN, "corrupt": CORRUPT, "answer": " John",
     "wrong": " Mary",
-    "name": "run", "first": "run", "second": "run", "runs": ".", "subject": "Mary", "part": "L0H1", "head": "L0H1",
+    "name": "run", "first": "run", "others": "run", "runs": ".", "subject": "Mary", "part": "L0H1", "head": "L0H1",
     "tokens": " John", "site": "resid_pre", "task": "indirect_objects",
 }  # fmt: skip
 """What a required option of this name is in a line that is right; of another name, something of its kind."""
+NO = "--no"
+"""In place of the word of an option that is true or false: it is switched off."""
 OF: Mapping[str, Mapping[str, str]] = {
     "causal-trace": {"model": "demo-4l", "answer": "e", "subject": "Mary"},
     "circuit": {"edges": "5", "pairs": "2"}, "list": {"runs": "."},
+    "diff": {"tuned": "tuned"}, "linear-relation": {"pairs": "pairs.csv", "only_known": NO, "examples": "2"},
+    "function-vectors": {"tasks": "pairs.csv", "top": "1", "random": "1"},
+    "feature-cards": {"dictionary": "dictionary"}, "dictionary-quality": {"dictionary": "dictionary"},
+    "feature-circuit": {"dictionaries": "dictionary", "draws": "0", "node_threshold": "1e-9"},
+    "steering-curve": {"dictionaries": "dictionary", "directions": "L0F3", "random": "2"},
+    "steering": {"positive": CLEAN, "negative": CORRUPT, "test_share": "0"},
+    "probe-neurons": {"data": "texts.txt", "labels": "labels.txt", "site": "resid_post", "sizes": "1", "shuffles": "1"},
+    "attention-attribution": {"key": "1"},
     "findings": {"claims": "previous-token-heads", "prompts": "12"},
     "heads": {"data": f"{CLEAN} {CLEAN}"}, "jacobian-lens": {"skip": "1", "precision": "None"},
 }  # fmt: skip
@@ -65,8 +78,9 @@ OTHER_WORDS: Mapping[str, str] = {
     **dict.fromkeys(("data", "clean", "corrupt", "prompt"), "prompt|row"), "wrong": "an answer",
     **dict.fromkeys(("out", "csv", "json", "html"), "to write to|a folder that is there"),
     "part": "index of a head", "receivers": "index of a head", "by": "dims", "checkpoints": "revision",
-    **dict.fromkeys(("first", "second", "name", "runs"), "folder of a run"), "reference": "prompt",
+    **dict.fromkeys(("first", "others", "name", "runs"), "folder of a run"), "reference": "prompt",
     "resume": "a run is required", "direction": "subspace|a regular file",
+    "directions": "feature", "tuned": "model|config", "into": "model|config",
 }  # fmt: skip
 """What else messages call an option."""
 MEANT = frozenset({("runs", "../.."), ("folder", "../..")})
@@ -85,6 +99,19 @@ def home() -> Path:
     shutil.copytree(loaders.whole("a record") / "run", path / "run")
     shutil.copy(graph_file(), path / "graph.json")
     (path / "adding.py").write_text(EXPERIMENT)
+    shutil.copytree(path / "model", path / "tuned")
+    tuned = interp.HookedTransformer.from_pretrained(path / "model").transformer
+    with torch.no_grad():
+        for parameter in tuned.blocks[1].parameters():
+            parameter.mul_(1.5)
+    interp.families.save(tuned, path / "tuned")
+    (path / "pairs.csv").write_text("input,output\n" + "".join(f"{a},{b}\n" for a in "xyz" for b in "uvwts"))
+    texts = [f"{text} {number}" for number in range(6) for text in (CLEAN, CORRUPT)]
+    (path / "texts.txt").write_text("\n".join(texts))
+    (path / "labels.txt").write_text("1\n0\n" * 6)
+    square = {name: torch.eye(8) for name in ("W_enc", "W_dec")}
+    weights = {**square, **{name: torch.zeros(8) for name in ("b_enc", "b_dec")}}
+    save(Dictionary(ReLU(), weights, reads="blocks.0.hook_resid_post"), path / "dictionary")
     (path / "text.txt").write_text(f"{CLEAN}\n")
     (path / "bytes.json").write_bytes(b"\xff\xfe{")
     (path / "folder").mkdir()
@@ -114,14 +141,21 @@ def line(name: str, command: type[object]) -> tuple[list[str], dict[str, int | N
     """The words of a line that is right, and the place in it of every option; None for one that it leaves out."""
     words, places = [name], dict[str, int | None]()
     hints = typing.get_type_hints(command, include_extras=True)
-    for field in dataclasses.fields(command):  # type: ignore[arg-type]
-        positional = tyro.conf.Positional in getattr(hints[field.name], "__metadata__", ())
+    marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    fields = dataclasses.fields(command)  # type: ignore[arg-type]
+    # positional ones first: an option of several words takes all that follow
+    for field in sorted(fields, key=lambda field: tyro.conf.Positional not in marks[field.name]):
+        positional = tyro.conf.Positional in marks[field.name]
         needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if field.name == "debug":
             continue
         if positional or needed or field.name in ("model", "answer", "prompt", *OF.get(name, {})):
             if not positional:
                 words.append(f"--{field.name.replace('_', '-')}")
+            if OF.get(name, {}).get(field.name) == NO:
+                words[-1] = words[-1].replace("--", "--no-", 1)
+                places[field.name] = None
+                continue
             places[field.name] = len(words)
             special = OF.get(name, {}).get(field.name) or (FILES[name] if field.name == "file" else None)
             words.append(special or _word(field.name, hints[field.name]))

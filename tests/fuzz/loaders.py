@@ -24,7 +24,7 @@ import xarray as xr
 
 import interp
 import interp.runs
-from interp.cli.runs import record_lines
+from interp.cli.kept_runs import record_lines
 from interp.core.hints import hints_of
 from interp.families import config_of, save
 from tests.configs import build

@@ -8,7 +8,15 @@ import pytest
 import torch
 import xarray as xr
 
-from interp.runs.comparison import as_dataset, compared, headline, main_variables
+from interp.runs.comparison import (
+    as_dataset,
+    compared,
+    compared_to_first,
+    headline,
+    holm_over_families,
+    main_variables,
+    over_seeds,
+)
 
 NUMBERS = [[1.0, 2.0], [3.0, 4.0]]
 
@@ -60,6 +68,105 @@ def test_rows_of_the_same_identity_are_tested_in_pairs() -> None:
     assert best.p_adjusted >= best.p
 
 
+def rejected(families: list[np.ndarray], alpha: float) -> list[set[int]]:
+    """The sequential rule itself, a slow loop: with k families not yet whole, all p <= alpha / k are rejected."""
+    done: list[set[int]] = [set() for _ in families]
+    while left := sum(len(each) < p.size for each, p in zip(done, families, strict=True)):
+        now = [{i for i, value in enumerate(p) if value <= alpha / left} for p in families]
+        if all(new <= old for new, old in zip(now, done, strict=True)):
+            return done
+        done = [old | new for old, new in zip(done, now, strict=True)]
+    return done
+
+
+def test_corrected_p_is_the_least_level_at_which_the_rule_rejects() -> None:
+    generator = np.random.default_rng(0)
+    for sizes in ((1,), (4,), (1, 1, 1), (2, 3), (3, 1, 2)):
+        families = [np.round(generator.uniform(0, 0.3, size=n) ** 2, 4) for n in sizes]
+        found = holm_over_families(families)
+        for alpha in {float(p * k) for each in families for p in each for k in range(1, 4)} | {0.0, 0.02}:
+            for level in (alpha * (1 - 1e-9), alpha * (1 + 1e-9)):
+                if level < 1:
+                    assert rejected(families, level) == [set(np.flatnonzero(p <= level)) for p in found]
+
+
+def test_of_single_tests_the_correction_is_holms() -> None:
+    """The textbook: the j-th smallest of m times m - j + 1, made ascending."""
+    p = np.random.default_rng(1).uniform(0, 0.4, size=7)
+    order = np.argsort(p)
+    holm = np.minimum(1, np.maximum.accumulate(p[order] * np.arange(7, 0, -1)))
+    np.testing.assert_allclose(
+        np.array(holm_over_families([np.array(x) for x in p]))[order], holm, rtol=1e-15
+    )
+    (alone,) = holm_over_families([p.reshape(7, 1)])
+    assert np.array_equal(alone, p.reshape(7, 1)) and holm_over_families([]) == []
+
+
+def many(
+    generator: np.random.Generator, effects: tuple[float, ...], cells: int, skewed: bool
+) -> list[xr.Dataset]:
+    """Runs on the same 8 rows: what rows have in common, noise, and the run's effect on the first cell."""
+    draw = generator.exponential if skewed else generator.normal
+    common, coords = 3 * generator.normal(size=(8, 1)), {"prompt": np.arange(8)}
+    runs = [common + draw(size=(8, cells)) + effect * (np.arange(cells) == 0) for effect in effects]
+    return [xr.Dataset({"s": (("prompt", "head"), run)}, coords=coords) for run in runs]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("effects", "cells", "skewed"),
+    [
+        ((0.0, 0.0), 3, True),
+        ((0.0, 0.0, 0.0, 0.0), 1, False),
+        ((0.0, 0.0, 0.0, 0.0), 3, True),
+        ((0.0, 6.0, 0.0, 0.0), 3, False),
+    ],
+)
+def test_one_false_difference_or_more_is_called_in_at_most_five_percent(
+    effects: tuple[float, ...], cells: int, skewed: bool
+) -> None:
+    """The first cell of a run with an effect differs; every other difference that is called is false."""
+    generator, times = np.random.default_rng(0), 250
+    wrong = alone = 0
+    for _ in range(times):
+        found = compared_to_first(many(generator, effects, cells, skewed), largest=cells)
+        p = [(k, each) for k, one in enumerate(found, 1) for each in one.largest]
+        false = [each for k, each in p if not (effects[k] and each.where.startswith("head 0"))]
+        wrong += any(each.p_adjusted <= 0.05 for each in false)
+        alone += any(each.p <= 0.05 for each in false)
+    spread = 3 * np.sqrt(0.05 * 0.95 / times)
+    assert wrong / times <= 0.05 + spread
+    if len(effects) > 2 and cells > 1:
+        assert alone / times > 0.1, "uncorrected, many more would be called"
+
+
+def test_a_true_difference_is_found_beside_others() -> None:
+    found = compared_to_first(many(np.random.default_rng(0), (0.0, 6.0, 0.0), 2, False))
+    assert found[0].largest[0].where == "head 0, mean of 8 prompts" and found[0].largest[0].p_adjusted < 0.05
+    assert min(each.p_adjusted for each in found[1].largest) > 0.05
+
+
+def test_repeated_runs_are_one_result_along_their_seeds() -> None:
+    generator = np.random.default_rng(0)
+    runs = [
+        xr.Dataset(
+            {"s": (("prompt", "head"), generator.normal(size=(4, 2))), "s_low": ("head", [0.0, 0.0]), "t": float(i),
+             "w": ("head", ["a", "b"]), **({"u": 1.0} if i else {}), "v": (("i",), np.ones(1 + i))},
+            coords={"prompt": range(4), "head": [3, 5]},
+        )
+        for i in range(2)
+    ]  # fmt: skip
+    found, notes = over_seeds(runs, [7, 9])
+    assert set(found.data_vars) == {"s", "t"} and found.seed.values.tolist() == [7, 9]
+    assert found.s.dims == ("seed", "head") and found["head"].values.tolist() == [3, 5]
+    np.testing.assert_allclose(found.s.values, [run.s.values.mean(0) for run in runs], rtol=1e-15)
+    assert found.t.values.tolist() == [0.0, 1.0]
+    assert notes == [
+        "w: texts have no mean over seeds", "v: over seeds, {'i': 1} and {'i': 2} cannot be compared",
+        "u: not with every seed",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("first", "second", "note"),
     [
@@ -85,7 +192,8 @@ def test_what_cannot_be_compared_is_said(first: xr.Dataset, second: xr.Dataset, 
 def test_rows_with_holes_get_no_p() -> None:
     coords = {"row": [0, 1]}
     first, second = (xr.Dataset({"s": ("row", [x, 1.0])}, coords=coords) for x in (np.nan, 2.0))
-    assert compared(first, second).notes == ["s: 1 of 2 are numbers in one of the runs and NaN in the other"]
+    found = compared(first, second)
+    assert found.notes == ["s: 1 of 2 are numbers in one of the runs and NaN in the other"]
 
 
 @pytest.mark.parametrize(
