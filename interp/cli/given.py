@@ -63,7 +63,9 @@ def mounted(command: "ModelCommand", model: "HookedTransformer", paths: Sequence
     for path in paths:
         found = any_dictionary(command, model, path)
         if isinstance(found, features.Crosscoder):
-            raise ValueError(f"{path} is a crosscoder, which stands in no block: its edits are for Python")
+            raise ValueError(
+                f"{path} is a crosscoder, which stands in no block: in Python, use its features and edits"
+            )
         loaded.append(found)
     return model.with_dictionaries(loaded)
 
@@ -142,7 +144,9 @@ def _pairs_of(file: Path) -> dict[str, Pairs]:
             )
         found.setdefault(row.get("task") or file.stem, []).append((row["input"], row["output"]))
     if not found:
-        raise ValueError(f"{file} has no pairs: a line with the columns input and output, and lines below it")
+        raise ValueError(
+            f"{file} has no pairs: lines below that of the columns input and output are required"
+        )
     return found
 
 
