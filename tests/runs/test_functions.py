@@ -22,8 +22,8 @@ from tests.loops import over
 WRITTEN: dict[str, list[list[str]]] = json.loads(
     Path(__file__).with_name("signatures.json").read_text(encoding="utf-8")
 )
-"""The parameters of every question's function when each was written by hand, without the settings of a run: those by
-position in their order, and those by keyword."""
+"""The parameters of every question's function, so that none changes unnoticed, without the settings of a run: those
+by position in their order, and those by keyword."""
 EVERY = over("question", discovered())
 
 
@@ -39,7 +39,11 @@ def test_names_kinds_and_defaults_are_those_of_the_written_function(question: ty
     every = inspect.signature(function_of(question)).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     positional, named = ([said(each) for each in every if each.kind is kind] for kind in kinds)
-    assert [positional, sorted(named)] == WRITTEN[name] and len(positional) + len(named) == len(every)
+    today = [positional, sorted(named)]
+    assert today == WRITTEN.get(name) and len(positional) + len(named) == len(every), (
+        "tests/runs/signatures.json has another signature or none; where this one is meant, its line is "
+        f"{json.dumps(name)}: {json.dumps(today)},"
+    )
 
 
 @EVERY
