@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real docs test test-more test-slow test-books test-browser test-real test-strict test-device test-all test-drawn test-fuzz test-smoke test-lowest lint format bench clean
+.PHONY: help demo real docs test test-more test-slow test-books test-browser test-real test-strict test-device test-all test-drawn test-fuzz test-smoke test-lowest test-names lint format bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -79,6 +79,15 @@ test-fuzz: $(READY) ## odd values, damaged files and results, for so many minute
 
 test-smoke: $(READY) ## open a page and the live page in Chromium, once each
 	$(BIN)/python -m pytest -n 0 -m browser $(SMOKE)
+
+CONTRACT := tests/contract
+test-names: $(READY) ## find the tables that lack a line of a new public name, and say which (a minute)
+	$(BIN)/python -m pytest -m 'not slow and not books' tests/runs/test_functions.py $(CONTRACT)/test_documents.py \
+		$(CONTRACT)/test_device.py $(CONTRACT)/test_docstrings.py $(CONTRACT)/test_pictures.py $(CONTRACT)/test_records.py \
+		$(CONTRACT)/test_analyses.py::test_every_question_of_the_package_is_in_the_table \
+		$(CONTRACT)/test_boundary.py::test_the_valid_call_is_valid \
+		tests/fuzz/test_fuzz.py::test_every_public_callable_is_tried_or_said_to_be_ours \
+		tests/fuzz/test_fuzz.py::test_every_reader_of_files_is_damaged
 
 test-lowest: $(READY) ## some tests with the oldest version of every dependency, in an environment that is deleted
 	$(BIN)/python experiments/bench/lower_bounds.py

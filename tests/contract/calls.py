@@ -713,6 +713,11 @@ def valid(
         if parameter.name in special:
             found[parameter.name] = special[parameter.name]()
         elif parameter.default is inspect.Parameter.empty:
+            assert parameter.name in words, (
+                f"no value is known for {parameter.name} of {name}: give it a line in CALLS of tests/contract/calls.py "
+                "(a record or method in RECORDS of tests/fuzz/functions.py, what only a real model lacks in "
+                "tests/real/calls.py)"
+            )
             found[parameter.name] = words[parameter.name]()
     return found
 

@@ -1,6 +1,6 @@
 """What every question asks of a simulated accelerator, and the table of it.
 
-`python -m tests.contract.device` renews the table.
+`python -m tests.contract.device` renews the table, `python -m tests.contract.device NAME` the line of one.
 `python -m tests.contract.device places NAME` says which lines ask.
 
 Each is asked once before, so that what is made once in a process is made, and its numbers must be the host's; then it
@@ -100,11 +100,13 @@ def known() -> dict[str, Counts]:
 
 
 def renew(found: Mapping[str, Counts]) -> None:
-    """Write the table."""
+    """Write the table with these counts, and with those that it has of others."""
+    counts = known() | found
+    every = [name for name in (*QUESTIONS, *FUNCTIONS) if name in counts]
     with TABLE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("name", *Counts._fields))
-        writer.writerows((name, *each) for name, each in found.items())
+        writer.writerows((name, *counts[name]) for name in every)
 
 
 def _watched(names: Iterable[str], *, where: bool) -> Iterator[tuple[str, Simulated]]:
@@ -192,4 +194,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["places"]:
         sys.stdout.writelines(f"{count:4} {place}\n" for place, count in places(sys.argv[2]).items())
     else:
-        renew(measured())
+        renew(measured(*sys.argv[1:]))

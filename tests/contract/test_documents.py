@@ -192,7 +192,31 @@ def test_every_public_name_is_in_the_reference() -> None:
         and name != "AnyConfig"
         and not isinstance(value, ModuleType)  # a union of kinds
     }
-    assert sorted(name for name, value in required.items() if id(value) not in found) == []
+    left = [f"::: interp.{name}" for name, value in sorted(required.items()) if id(value) not in found]
+    assert not left, (
+        "a page of docs/api lacks these lines (docs/api/questions.md has the records of questions, the page of its "
+        f"subject all else): {', '.join(left)}"
+    )
+
+
+def of_subjects() -> dict[str, object]:
+    """The functions of the top of the package and of the packages of subjects."""
+    names = [f"{wing}.{name}" for wing in REFERRED[:10] for name in attrgetter(wing)(interp).__all__]
+    return {
+        name: attrgetter(name)(interp)
+        for name in [*interp.HOMES, *names]
+        if name.rpartition(".")[2].islower()
+    }
+
+
+def test_every_function_of_a_subject_is_in_the_table_of_the_reference() -> None:
+    linked = re.findall(r"\]\[interp\.([\w.]+)\]", TEXTS["api/index.md"])
+    found = {id(attrgetter(name)(interp)) for name in linked}
+    left = [name for name, value in of_subjects().items() if id(value) not in found]
+    assert not left, (
+        "docs/api/index.md lacks links, written [`NAME`][interp.WHERE.NAME], in the row of their subject: "
+        f"{', '.join(left)}"
+    )
 
 
 def test_every_public_name_is_on_a_page_outside_the_reference() -> None:
@@ -206,11 +230,15 @@ def test_every_public_name_is_on_a_page_outside_the_reference() -> None:
             is not None
         )
 
-    assert [name for name in interp.HOMES if not met(name)] == []
     asked = {name for wing in REFERRED[:10] for name in getattr(interp, wing).__all__ if name.islower()}
-    assert sorted(name for name in asked if not met(name)) == []
+    left = sorted(name for name in {*interp.HOMES, *asked} if not met(name))
+    assert not left, (
+        "no page outside docs/api calls these or names them in backticks (a line of docs/howto/by_example.md does, "
+        f"or the page on their subject): {', '.join(left)}"
+    )
 
 
 def test_pages_of_the_manual_are_linked_from_its_contents() -> None:
     contents = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
-    assert [name for name in TEXTS if name not in contents] == []
+    left = [name for name in TEXTS if name not in contents]
+    assert not left, f"the contents in mkdocs.yml lack a line of {', '.join(left)}"
