@@ -83,7 +83,7 @@ test-smoke: $(READY) ## open a page and the live page in Chromium, once each
 CONTRACT := tests/contract
 test-names: $(READY) ## find the tables that lack a line of a new public name, and say which (a minute)
 	$(BIN)/python -m pytest -m 'not slow and not books' tests/runs/test_functions.py $(CONTRACT)/test_documents.py \
-		$(CONTRACT)/test_device.py $(CONTRACT)/test_docstrings.py $(CONTRACT)/test_pictures.py $(CONTRACT)/test_records.py \
+		$(CONTRACT)/test_public.py $(CONTRACT)/test_device.py $(CONTRACT)/test_docstrings.py $(CONTRACT)/test_pictures.py $(CONTRACT)/test_records.py \
 		$(CONTRACT)/test_analyses.py::test_every_question_of_the_package_is_in_the_table \
 		$(CONTRACT)/test_boundary.py::test_the_valid_call_is_valid \
 		tests/fuzz/test_fuzz.py::test_every_public_callable_is_tried_or_said_to_be_ours \
