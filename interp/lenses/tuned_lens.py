@@ -268,10 +268,18 @@ def _shuffled_batches(batch: Batch, size: int, seed: int) -> Iterator[Batch]:
         columns = (
             chosen_rows.tokens, chosen_rows.keep, chosen_rows.documents, chosen_rows.types, chosen_rows.branches,
         )  # fmt: skip
-        tokens, keep, documents, types, branches = (None if x is None else x[:, columns_used] for x in columns)
+        tokens, keep, documents, types, branches = (
+            None if x is None else x[:, columns_used] for x in columns
+        )
         assert tokens is not None
         return Batch(
-            tokens, keep, batch.bos, documents=documents, types=types, memory=chosen_rows.memory, branches=branches
+            tokens,
+            keep,
+            batch.bos,
+            documents=documents,
+            types=types,
+            memory=chosen_rows.memory,
+            branches=branches,
         )
 
     orders = (torch.randperm(len(batch), generator=generator) for _ in repeat(None))

@@ -69,7 +69,6 @@ def test_a_beam_of_one_goes_on_with_the_types_of_the_prompt() -> None:
     assert not torch.equal(found, untyped)
 
 
-
 def test_a_beam_of_all_sequences_finds_the_most_probable() -> None:
     found = beam_search(SMALL, Batch(PROMPTS), 3, width=64, length_penalty=0.0)
     for row in range(2):
