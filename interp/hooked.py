@@ -630,7 +630,8 @@ class HookedTransformer(Shown):
         `torch.autocast`, and says so by a `Note`: the tokens may be others.
 
         Args:
-            prompts: texts, token ids, chats, or a batch.
+            prompts: texts, token ids, chats, or a batch, whose token types new tokens continue: they have that of their
+                prompt's last token.
             max_new_tokens: the most tokens that are added to a row.
             sampling: how tokens are drawn; None: the most probable one.
             repetition_penalty: divides positive logits of tokens that are in the row, and multiplies negative ones;

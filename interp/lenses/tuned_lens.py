@@ -265,10 +265,22 @@ def _shuffled_batches(batch: Batch, size: int, seed: int) -> Iterator[Batch]:
     def batch_of(rows: Tensor) -> Batch:
         chosen_rows = batch.rows(rows)
         columns_used = _used_columns(chosen_rows.keep)
-        columns = (chosen_rows.tokens, chosen_rows.keep, chosen_rows.documents, chosen_rows.types)
-        tokens, keep, documents, types = (None if x is None else x[:, columns_used] for x in columns)
+        columns = (
+            chosen_rows.tokens, chosen_rows.keep, chosen_rows.documents, chosen_rows.types, chosen_rows.branches,
+        )  # fmt: skip
+        tokens, keep, documents, types, branches = (
+            None if x is None else x[:, columns_used] for x in columns
+        )
         assert tokens is not None
-        return Batch(tokens, keep, batch.bos, documents=documents, types=types, memory=chosen_rows.memory)
+        return Batch(
+            tokens,
+            keep,
+            batch.bos,
+            documents=documents,
+            types=types,
+            memory=chosen_rows.memory,
+            branches=branches,
+        )
 
     orders = (torch.randperm(len(batch), generator=generator) for _ in repeat(None))
     return (batch_of(rows) for rows in chain.from_iterable(order.split(size) for order in orders))

@@ -79,14 +79,16 @@ def stream(
 
     A row ends with a token of `stop_tokens`, or where `ends` says so.
 
-    Prompts are aligned to the left of the first new column, as `batch.left_aligned()`; positions of edits are each
-    row's own tokens, negative ones from the end of its prompt, "new" those that are generated. Greedy without
-    `sampling`; `repetition_penalty` acts on the raw logits before it. `edits` apply at every step to the positions
-    computed in it: with the cache each position once, without it all of them again. `reads` are answered with the cache
-    only, each position once (`joined` puts them together); sites after the blocks are computed at the last prompt
-    position only, unless one of them is read. Answers at padding, and in rows that have ended, have no meaning.
-    Errors, before anything is computed: ValueError for a result beyond the context, a negative count, a penalty that is
-    not positive, a stop token outside the vocabulary, reads without the cache or with a gradient; KeyError for a site.
+    Prompts are aligned to the left of the first new column, as `batch.left_aligned()`. Where tokens have types, new
+    ones have that of the last token of their prompt, as in transformers. Positions of edits are each row's own tokens,
+    negative ones from the end of its prompt, "new" those that are generated. Greedy without `sampling`;
+    `repetition_penalty` acts on the raw logits before it. `edits` apply at every step to the positions computed in it:
+    with the cache each position once, without it all of them again. `reads` are answered with the cache only, each
+    position once (`joined` puts them together); sites after the blocks are computed at the last prompt position only,
+    unless one of them is read. Answers at padding, and in rows that have ended, have no meaning.
+    Errors, before anything is computed: ValueError for a result beyond the context, rows of several continuations, a
+    negative count, a penalty that is not positive, a stop token outside the vocabulary, reads without the cache or with
+    a gradient; KeyError for a site.
     Inside `torch.autocast` the steps follow it, like any plain pass, and a `Note` says so: the tokens may be others.
 
     Example:
@@ -142,18 +144,25 @@ def continued(batch: Batch, steps: Iterable[Step], stop_tokens: Collection[int] 
     batch = batch.left_aligned()
     columns = [(step.tokens, step.alive) for step in steps]  # the logits of a step go with it
     if not columns:
-        return Batch(batch.tokens, batch.keep, batch.bos, turns=batch.turns, memory=batch.memory)
+        return Batch(
+            batch.tokens, batch.keep, batch.bos, types=batch.types, turns=batch.turns, memory=batch.memory
+        )
     new, alive = (torch.stack(column, 1) for column in zip(*columns, strict=True))
-    tokens, turns = torch.cat((batch.tokens, new), 1), None
+    tokens, types, turns = torch.cat((batch.tokens, new), 1), longer(batch.types, new.shape[1]), None
     if batch.turns is not None:
         codes = torch.tensor([answer_code(row) for row in batch.turns.tolist()], device=new.device)
         marks = torch.isin(new, torch.tensor(list(stop_tokens), dtype=new.dtype, device=new.device))
         spoken = codes[:, None].where((alive & ~marks) | (codes[:, None] == UNKNOWN), 0)
         turns = torch.cat((batch.turns, spoken), 1)
     if batch.keep is None and bool(alive.all()):
-        return Batch(tokens, None, batch.bos, turns=turns, memory=batch.memory)
-    keep = batch.real
-    return Batch(tokens, torch.cat((keep, alive), 1), batch.bos, turns=turns, memory=batch.memory)
+        return Batch(tokens, None, batch.bos, types=types, turns=turns, memory=batch.memory)
+    keep = torch.cat((batch.real, alive), 1)
+    return Batch(tokens, keep, batch.bos, types=types, turns=turns, memory=batch.memory)
+
+
+def longer(types: Int[Tensor, "b p"] | None, n: int) -> Int[Tensor, "b m"] | None:
+    """The token types of rows that end in the last column, with n new tokens of the type of each row's last one."""
+    return None if types is None else torch.cat((types, types[:, -1:].expand(-1, n)), 1)
 
 
 def joined(traces: Sequence[Trace], key: Read | str, config: ModelConfig) -> Tensor:
@@ -197,6 +206,7 @@ class Decoder:
     ) -> None:
         self._model, self._cache, self._reads, self._edits = model, cache, reads, edits
         self._tokens, self._keep, self._memory = batch.tokens, batch.keep, batch.memory
+        self._types = batch.types
         self._prompt = batch.tokens.shape[1]
         outside = [read.site for read in reads if find(read.site, model.config)[1] is None]
         self._every_logit = not set(outside) <= set(EMBEDDING_SITES)
@@ -234,7 +244,13 @@ class Decoder:
         if n > 1 and not self._every_logit:
             last = torch.full((rows, 1), n - 1, device=self._tokens.device)
         logits = self._model(
-            self._tokens, tap, keep=self._keep, cache=self._cache, logits_at=last, memory=self._memory
+            self._tokens,
+            tap,
+            keep=self._keep,
+            cache=self._cache,
+            logits_at=last,
+            types=self._types,
+            memory=self._memory,
         )
         return compact(logits[:, -1]), Trace({} if tap is None else tap.values)
 
@@ -242,8 +258,9 @@ class Decoder:
         """Append a column of tokens for the next pass; with the cache that pass computes this column alone."""
         if self._cache is not None:  # which counts all later tokens as real
             self._tokens, self._keep = tokens[:, None], None
+            self._types = None if self._types is None else self._types[:, -1:]
             return
-        self._tokens = torch.cat((self._tokens, tokens[:, None]), 1)
+        self._tokens, self._types = torch.cat((self._tokens, tokens[:, None]), 1), longer(self._types, 1)
         if self._keep is not None:
             self._keep = F.pad(self._keep, (0, 1), value=True)
 
@@ -279,8 +296,16 @@ def _steps(
 def check_generation(
     config: ModelConfig, batch: Batch, max_new_tokens: int, stop_tokens: Collection[int]
 ) -> None:
-    """ValueError for a continuation beyond the context, a negative count, or a stop token outside the vocabulary."""
+    """ValueError for a continuation beyond the context, a negative count, or a stop token outside the vocabulary.
+
+    Rows of several continuations (`branches`) are refused too: there is no one text that goes on.
+    """
     config.require_next_token("generation")
+    if batch.branches is not None:
+        raise ValueError(
+            "generation requires rows of one continuation, got rows with several (branches): give each continuation a "
+            "row of its own"
+        )
     n = batch.tokens.shape[1]
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens >= 0 is required, got {max_new_tokens}")

@@ -53,6 +53,11 @@ class Examples:
 
     def __post_init__(self) -> None:
         rows, columns = self.batch.tokens.shape
+        if self.batch.branches is not None:
+            raise ValueError(
+                "examples are rows of one continuation, got rows with several (branches): give each continuation a row "
+                "of its own"
+            )
         if self.determined is not None and self.determined.shape != (rows, columns - 1):
             raise ValueError(
                 f"determined must have one column per token after the first, [{rows}, {columns - 1}], "

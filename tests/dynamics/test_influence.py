@@ -354,6 +354,8 @@ def test_what_has_no_influence_is_refused_by_name() -> None:
     packed = Examples(Batch.packed([[1, 2, 3], [4, 5]], 5))
     with pytest.raises(ValueError, match="packed"):
         influence(model, packed, QUERIES)
+    with pytest.raises(ValueError, match="rows of one continuation"):
+        Examples(replace(ROWS.batch, branches=torch.ones_like(ROWS.batch.tokens)))
     with pytest.raises(ValueError, match="weights"):
         influence(model, replace(ROWS, weight=torch.ones(5)), QUERIES)
     nothing = Examples(ROWS.batch, torch.zeros(5, 6, dtype=torch.bool))

@@ -17,7 +17,9 @@ from interp.edits import Zero
 from interp.lenses import TunedLens, train_tuned_lens, tuned_lens
 from interp.lenses.tuned_lens import loss_and_gradients
 from interp.model import NoNorm, Transformer
+from interp.model.tap import Read
 from interp.model.weights import Weights
+from interp.passes.observe import observe
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.edited import without_head
 from tests.tolerances import assert_close
@@ -183,6 +185,22 @@ def test_a_state_without_a_translator_is_refused() -> None:
         interp.logit_lens(model, some_tokens(), sites="resid_mid", translators=TunedLens.untrained(model))
     with pytest.raises(KeyError, match="no translator"):
         TunedLens.untrained(model)("blocks.0.hook_resid_post", torch.zeros(24))
+
+
+def test_rows_of_several_continuations_are_read_as_such() -> None:
+    """The first loss is that of the logit lens, of a pass in which the continuations see nothing of each other."""
+    model, tokens = build("llama-gqa"), some_tokens()
+    branches = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2, 2]).expand_as(tokens)
+    reads = [Read(f"blocks.{layer}.hook_resid_pre") for layer in range(2)]
+    losses = []
+    for rows in (Batch(tokens, branches=branches), Batch(tokens)):
+        run = observe(model, rows, reads)
+        final = run.output.log_softmax(-1)
+        each = [model.read_out(run.trace[read]).log_softmax(-1) for read in reads]
+        expected = torch.stack([(final.exp() * (final - logp)).sum(-1).mean() for logp in each])
+        losses.append(train_tuned_lens(HookedTransformer(model), rows, steps=1).losses[0])
+        assert_close(losses[-1].double(), expected, torch.float32)
+    assert (losses[0] - losses[1]).abs().max() > 1e-3
 
 
 def test_no_steps_are_refused() -> None:

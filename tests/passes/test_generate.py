@@ -18,7 +18,7 @@ from interp.model.tap import Edit, Read, Tap
 from interp.passes.generate import Step, generate, joined, stream
 from interp.passes.observe import observe
 from interp.passes.sampling import Sampling
-from tests.configs import CAUSAL, CONFIGS, N_CTX, build, some_tokens
+from tests.configs import CAUSAL, CONFIGS, N_CTX, build, perturbed, some_tokens
 from tests.loops import over
 from tests.tolerances import assert_close
 
@@ -72,6 +72,25 @@ def test_a_padded_batch_gives_what_each_row_gives_alone(name: str, side: str, us
     assert batch.keep is not None
     for row, keep, prompt in zip(batch.tokens, batch.keep, ROWS, strict=True):
         assert row[keep].tolist() == argmax_loop(model, prompt, 4)
+
+
+@pytest.mark.parametrize("prompt_types", [[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]])
+@CACHED
+def test_new_tokens_have_the_type_of_their_prompts_last(prompt_types: list[int], use_cache: bool) -> None:
+    """The argmax loop with types, as in transformers; a batch that is passed again has the logits of that loop."""
+    model, rows = perturbed(replace(CONFIGS["gpt2"], n_token_types=2)), [ROWS[0], ROWS[1]]
+    types = [prompt_types, prompt_types[-2:]]
+    given = replace(Batch.of(rows), types=Batch.of(types).tokens)
+    found, untyped = (generate(model, batch, 6, use_cache=use_cache) for batch in (given, Batch.of(rows)))
+    for i, (row, kinds) in enumerate(zip(rows, types, strict=True)):
+        for _ in range(6):
+            logits = model(torch.tensor([row]), types=torch.tensor([kinds]))[0, -1]
+            row, kinds = [*row, int(logits.argmax())], [*kinds, kinds[-1]]
+        assert found.tokens[i][found.real[i]].tolist() == row
+        assert found.types is not None and found.types[i][found.real[i]].tolist() == kinds
+    assert not torch.equal(found.tokens, untyped.tokens)
+    empty = generate(model, given, 0, use_cache=use_cache)
+    assert empty.types is not None and empty.types[0].tolist() == prompt_types
 
 
 # --- where it ends ------------------------------------------------------------------------------------------------
@@ -317,6 +336,10 @@ REFUSED: dict[str, tuple[Attempt, type[Exception], str]] = {
     ),
     "stop token": (lambda m, b: stream(m, b, 2, stop_tokens=[31]), ValueError, r"must be in \[0, 30\], got 31"),
     "negative stop token": (lambda m, b: stream(m, b, 2, stop_tokens=[1, -1]), ValueError, "got -1"),
+    "branches": (
+        lambda m, b: stream(m, replace(b, branches=torch.ones_like(b.tokens)), 2), ValueError,
+        r"rows of one continuation, got rows with several \(branches\)",
+    ),
     "read": (
         lambda m, b: stream(m, b, 2, reads=[Read("blocks.0.hook_resid_pots")]), KeyError,
         "unknown site 'blocks.0.hook_resid_pots'; nearest: blocks.0.hook_resid_post",

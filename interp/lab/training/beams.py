@@ -21,7 +21,7 @@ from interp.families.convert import AnyModel
 from interp.model.encoder_decoder import EncoderDecoder
 from interp.model.layout import NEW
 from interp.model.transformer import Transformer
-from interp.passes.generate import check_generation, encoded
+from interp.passes.generate import check_generation, encoded, longer
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,8 +71,8 @@ def beam_search(
         The hypotheses of each row, the highest score first.
 
     Raises:
-        ValueError: more tokens than the context holds, packed rows, an end outside the vocabulary, or a model that is
-            edited at positions counted from the end, which would move with the text.
+        ValueError: more tokens than the context holds, packed rows, rows of several continuations, an end outside the
+            vocabulary, or a model that is edited at positions counted from the end, which would move with the text.
 
     Cost:
         No cache: every step passes all columns of `width` rows for each row.
@@ -154,4 +154,6 @@ def _next_logits(model: Transformer, start: Batch, new: Int[Tensor, "b w n"]) ->
     tokens = torch.cat((begun.tokens, new.flatten(0, 1)), 1)
     keep = None if begun.keep is None else F.pad(begun.keep, (0, n), value=True)
     last = torch.full((rows * width, 1), tokens.shape[1] - 1, device=tokens.device)
-    return model(tokens, keep=keep, memory=begun.memory, logits_at=last)[:, 0].unflatten(0, (rows, width))
+    types = longer(begun.types, n)
+    logits = model(tokens, keep=keep, types=types, memory=begun.memory, logits_at=last)[:, 0]
+    return logits.unflatten(0, (rows, width))

@@ -61,6 +61,14 @@ def test_the_beam_is_that_of_lists(width: int, penalty: float, end: int | None) 
         assert (found.scores[row, len(wanted) :] == -torch.inf).all()
 
 
+def test_a_beam_of_one_goes_on_with_the_types_of_the_prompt() -> None:
+    model = perturbed(ModelConfig(1, 8, 2, 12, 30, n_token_types=2))
+    typed = Batch(PROMPTS, types=torch.tensor([[0, 1, 1], [1, 1, 1]]))
+    found, untyped = (beam_search(model, batch, 5, width=1).tokens[:, 0] for batch in (typed, Batch(PROMPTS)))
+    assert torch.equal(found, generate(model, typed, 5).tokens[:, 3:])
+    assert not torch.equal(found, untyped)
+
+
 def test_a_beam_of_all_sequences_finds_the_most_probable() -> None:
     found = beam_search(SMALL, Batch(PROMPTS), 3, width=64, length_penalty=0.0)
     for row in range(2):
