@@ -507,11 +507,7 @@ class HookedTransformer(Shown):
         if return_type == "logits":
             return logits
         self.cfg.require_next_token("a next-token loss")
-        if batch.branches is not None:
-            raise ValueError(
-                "a next-token loss requires rows of one continuation, got rows with several (branches): give each "
-                "continuation a row of its own"
-            )
+        batch.require_one_continuation("a next-token loss")
         loss_of = next_token_loss if loss_per_token else mean_next_token_loss
         loss = loss_of(logits, batch.tokens, batch.keep, batch.documents)
         if return_type not in ("loss", "both"):

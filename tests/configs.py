@@ -76,6 +76,7 @@ CONFIGS: dict[str, ModelConfig] = {
     "post-norm": replace(
         _GPT2, norm_place="post", final_norm=False, embed_norm=True, position=Sinusoidal(), embed_scale=2.0
     ),
+    "output-post": replace(_GPT2, norm_place="output_post", final_norm=False, embed_norm=True),
     "masked-lm": replace(
         _GPT2, d_head=10, causal=False, norm_place="post", final_norm=False, embed_norm=True, n_token_types=2,
         position=Learned(offset=2), tied=True, unembed_bias=True, mlm_head="gelu", attn_scale=0.5,

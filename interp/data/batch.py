@@ -28,6 +28,7 @@ from interp.data.ids import IDS, Encoding, check_contrast, is_id, is_row, no_ids
 from interp.data.spellings import Spellings
 from interp.model.attention import Memory
 from interp.model.layout import ByRole, Layout, PerRow, Places, TextTokens, several
+from interp.model.loss import predicted
 
 Side = Literal["left", "right"]
 
@@ -141,6 +142,24 @@ class Batch(Brief):
             "keep": self.keep, "documents": self.documents, "types": self.types, "memory": self.memory,
             "branches": self.branches,
         }  # fmt: skip
+
+    @property
+    def predicted(self) -> Bool[Tensor, "b n"] | None:
+        """Which of the tokens from the second on are predicted by the tokens of their text before them; None: all.
+
+        Raises:
+            ValueError: rows of several continuations, whose first tokens all follow the same column.
+        """
+        self.require_one_continuation("a next-token loss")
+        return predicted(self.keep, self.documents)
+
+    def require_one_continuation(self, what: str) -> None:
+        """ValueError for `what` where rows hold several continuations of their prompt (`branches`)."""
+        if self.branches is not None:
+            raise ValueError(
+                f"{what} requires rows of one continuation, got rows with several (branches): give each continuation a "
+                "row of its own"
+            )
 
     @classmethod
     @public(unchecked=("rows",))

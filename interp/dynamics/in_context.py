@@ -37,7 +37,6 @@ from interp.data.stream import DataSource
 from interp.dynamics.checkpoints import over_checkpoints
 from interp.lenses.lens import CHUNK
 from interp.model.config import ModelConfig
-from interp.model.loss import predicted
 from interp.model.sites import final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
@@ -320,7 +319,7 @@ def _losses(trace: Trace, batch: Batch, model: Transformer) -> Float[Tensor, "t 
     """Cross-entropy in nats of every token of every text; NaN where nothing predicts it. Column i is index i + 1."""
     model.config.require_tokens("a next-token loss")
     stream, target = trace[_reads(model.config)[0]][:, :-1], batch.tokens[:, 1:]
-    counted = predicted(batch.keep, batch.documents)
+    counted = batch.predicted
     known = torch.ones_like(target, dtype=torch.bool) if counted is None else counted
     dtype = torch.promote_types(stream.dtype, torch.float32)
     parts = zip(stream[known].split(CHUNK), target[known].split(CHUNK), strict=True)

@@ -24,7 +24,7 @@ from interp.core.stats import ANYWHERE, FEWEST_LOSSES, POSITIVE, Means, Partial,
 from interp.data.batch import Batch
 from interp.data.text import Text
 from interp.editing.exchange import Other
-from interp.model.loss import next_token_loss, predicted
+from interp.model.loss import next_token_loss
 from interp.model.transformer import Transformer
 from interp.passes.memory import that_fit
 from interp.passes.needs import Steps, recorded
@@ -133,7 +133,7 @@ def _rows(model: Transformer, batch: Batch, other: Other) -> Steps[Values]:
     kl, loss, tuned_loss = (torch.cat(chunks) for chunks in zip(*parts, strict=True))
     if not bool((kl.isfinite() | ~batch.real).all()):
         raise NotFiniteError("the divergence of the two models is NaN or infinite after some token")
-    counted = predicted(batch.keep, batch.documents)
+    counted = batch.predicted
     counted_places = torch.zeros_like(batch.real)
     counted_places[:, :-1] = True if counted is None else counted
     by_row = {"tokens": batch.tokens, "kl": kl.masked_fill(~batch.real, torch.nan)}

@@ -32,7 +32,7 @@ from interp.data.batch import Batch, Prompts
 from interp.data.stream import DataSource, prompt_source
 from interp.editing.editors import edit_batch
 from interp.editing.weight_edit import WeightEdit
-from interp.model.loss import next_token_loss, predicted
+from interp.model.loss import next_token_loss
 from interp.model.transformer import Transformer
 from interp.passes.generate import generate
 from interp.passes.needs import Steps, recorded
@@ -249,7 +249,7 @@ def _losses(model: Transformer, batch: Batch) -> Steps[Values]:
     stream = (yield from recorded(batch, [], final=True)).end
     logits = model.read_out(upcast(stream))
     loss = next_token_loss(logits, batch.tokens, batch.keep, batch.documents)
-    counted = predicted(batch.keep, batch.documents)
+    counted = batch.predicted
     counted = torch.ones_like(loss, dtype=torch.bool) if counted is None else counted
     loss, real = (torch.nn.functional.pad(x, (1, 0)) for x in (loss.double(), counted))
     return {

@@ -29,7 +29,7 @@ from interp.data.stream import DataSource, prompt_source
 from interp.data.text import Text
 from interp.features.dictionary import Dictionary, Vectors, across
 from interp.model.edits import Edit
-from interp.model.loss import next_token_loss, predicted
+from interp.model.loss import next_token_loss
 from interp.model.parts import as_site
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
@@ -577,7 +577,7 @@ class _SumsAndLosses:
         losses = yield from self._losses(texts, counted)
         unlike = f"finite losses are required, some are NaN or infinite with {sums.writes} replaced"
         check(losses.isfinite().all(), partial(NotFiniteError, unlike))
-        known = predicted(texts.keep, texts.documents)
+        known = texts.predicted
         tokens = torch.ones_like(texts.tokens[:, 1:]) if known is None else known
         number = tokens.sum(1) if self.metric == SUMMED_LOSS else torch.ones(len(texts), dtype=torch.long)
         counts = torch.stack((number.to(tokens.device), (texts.real & ~counted).sum(1)))

@@ -26,7 +26,7 @@ from interp.features.dictionary_metrics import one_text_per_row
 from interp.features.feature_cells import FeatureCells
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
-from interp.model.loss import next_token_loss, predicted
+from interp.model.loss import next_token_loss
 from interp.model.records import require
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
@@ -245,7 +245,7 @@ def _losses(model: Transformer, stream: Float[Tensor, "b p d"], batch: Batch) ->
     nothing = torch.full(batch.tokens.shape, torch.nan, dtype=torch.float64, device=stream.device)
     if width < 2:
         return nothing
-    known = predicted(batch.keep)
+    known = batch.predicted
     for start in range(0, len(batch), step := max(1, TOKENS_AT_ONCE // width)):
         rows = slice(start, start + step)
         keep = None if batch.keep is None else batch.keep[rows]

@@ -30,6 +30,9 @@ class NGPT(UsualBlock):
     weights are s_qk) or missing: matrices are not normed after each update, and the scales s_u, s_nu and s_z are the
     lengths of their rows.
 
+    Caveats:
+        alpha / (1 - alpha) is the exponential of what is stored, which overflows from about 88 on, in float16 from 11.
+
     Source:
         Loshchilov et al. 2024, "nGPT: Normalized Transformer with Representation Learning on the Hypersphere",
         equations 10 and 11.

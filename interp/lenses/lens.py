@@ -30,7 +30,6 @@ from interp.data.batch import Answers, Batch
 from interp.data.text import Text
 from interp.model.config import ModelConfig
 from interp.model.layout import ByRole, PerRow, Places, several
-from interp.model.loss import predicted
 from interp.model.parts import Part
 from interp.model.sites import final_stream, find, full_name, names
 from interp.model.tap import Read, Trace
@@ -496,7 +495,7 @@ def targets(batch: Batch, config: ModelConfig) -> Int[Tensor, "b p"]:
     if config.d_vocab_out is not None:
         return target
     target[:, :-1] = batch.tokens[:, 1:]
-    known = predicted(batch.keep, batch.documents)
+    known = batch.predicted
     if known is not None:
         target[:, :-1][~known] = -1
     return target

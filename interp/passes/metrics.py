@@ -599,6 +599,8 @@ def _kl(outcome: Outcome) -> Float[Tensor, "r"]:
 
 def _next_token_loss(outcome: Outcome) -> Float[Tensor, "r"]:
     outcome.model.config.require_next_token("a next-token loss")
+    if outcome.batch.forced is None:  # else these are the answer's, which no loss of the prompt counts
+        outcome.batch.require_one_continuation("a next-token loss")
     host_real = outcome.batch.host().prompt_tokens
     if not bool((host_real[:, 1:] & host_real[:, :-1]).any(1).all()):
         raise ValueError("a next-token loss requires prompts of at least two tokens")

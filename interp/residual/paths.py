@@ -38,7 +38,7 @@ from interp.model.cells import Span, edited
 from interp.model.config import FullSoftmax, ModelConfig
 from interp.model.edits import Scale, Zero
 from interp.model.layout import Layout
-from interp.model.loss import next_token_loss, predicted
+from interp.model.loss import next_token_loss
 from interp.model.parts import Part, PartName, as_part
 from interp.model.records import require
 from interp.model.sites import final_stream, first_stream, names
@@ -413,7 +413,7 @@ def _row_loss(frozen: Frozen, batch: Batch, stream: Float[Tensor, "b p d"]) -> F
     if cap is not None:
         logits = cap * (logits / cap).tanh()
     loss = next_token_loss(logits, batch.tokens, batch.keep)
-    counted = predicted(batch.keep, None)
+    counted = batch.predicted
     if counted is None:
         return loss.mean(1)
     if not bool(counted.any(1).all()):

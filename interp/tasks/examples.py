@@ -17,7 +17,7 @@ from interp.core.memory import check_memory
 from interp.core.stats import upcast
 from interp.core.transfers import check
 from interp.data.batch import Batch
-from interp.model.loss import next_token_loss, predicted
+from interp.model.loss import next_token_loss
 
 IdMatrix = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
@@ -53,11 +53,7 @@ class Examples:
 
     def __post_init__(self) -> None:
         rows, columns = self.batch.tokens.shape
-        if self.batch.branches is not None:
-            raise ValueError(
-                "examples are rows of one continuation, got rows with several (branches): give each continuation a row "
-                "of its own"
-            )
+        self.batch.require_one_continuation("examples")
         if self.determined is not None and self.determined.shape != (rows, columns - 1):
             raise ValueError(
                 f"determined must have one column per token after the first, [{rows}, {columns - 1}], "
@@ -71,7 +67,7 @@ class Examples:
     @property
     def counted(self) -> Bool[Tensor, "b n"]:
         """True at tokens from the second on that are predicted: real, and in one text with the token before."""
-        known = predicted(self.batch.keep, self.batch.documents)
+        known = self.batch.predicted
         return torch.ones_like(self.batch.tokens[:, 1:], dtype=torch.bool) if known is None else known
 
     @public()

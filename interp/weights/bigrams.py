@@ -16,7 +16,6 @@ from interp.core.stats import Partial, upcast
 from interp.core.tiles import row_tiles
 from interp.data.batch import Batch
 from interp.data.text import Text
-from interp.model.loss import predicted
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 from interp.passes.frozen import final_norm
@@ -132,7 +131,7 @@ def _neighbour_pairs(trace: Trace, batch: Batch, model: Transformer, d_vocab: in
     codes[:, :-1] = batch.tokens[:, :-1].long() * d_vocab + batch.tokens[:, 1:]
     known = torch.ones_like(batch.real)
     known[:, -1] = False
-    if (counted := predicted(batch.keep, batch.documents)) is not None:
+    if (counted := batch.predicted) is not None:
         known[:, :-1] &= counted
     return {"pair": batch.by_text(codes, known, -1)}
 

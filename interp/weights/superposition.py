@@ -75,8 +75,8 @@ class Superposition(Question):
         mlp = model.transformer.config.mlp
         if not isinstance(mlp, MLP) or mlp.gated or not mlp.bias:
             raise ValueError(
-                "superposition is read off a plain MLP with biases, act(x W_in + b_in); got "
-                f"{model.transformer.config.mlp_in_words}"
+                "superposition requires a plain MLP with biases, act(x W_in + b_in); got "
+                f"{mlp if isinstance(mlp, MLP) else model.transformer.config.mlp_in_words}"
             )
         return WithoutData(self.name, partial(_superposition, model.transformer.unedited, self))
 

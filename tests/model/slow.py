@@ -108,7 +108,7 @@ def _after(p: Sites, config: ModelConfig, name: str, x: Tensor) -> Tensor:
     """The stream after a sublayer has been added."""
     if isinstance(config.block, NGPT):
         return normed(p, name, BARE, x * (1 - torch.sigmoid(p[f"{name}.weight"])))
-    return normed(p, name, config.norm, x) if config.norm_place == "post" else x
+    return normed(p, name, config.norm, x) if config.norm_place in ("post", "output_post") else x
 
 
 def _written(p: Sites, config: ModelConfig, layer: int, part: str, out: Tensor, seen: Sites) -> Tensor:
@@ -117,7 +117,7 @@ def _written(p: Sites, config: ModelConfig, layer: int, part: str, out: Tensor, 
         name = f"blocks.{layer}.{ {'attn': 'ln1', 'mlp': 'ln2'}[part] }"
         alpha = torch.sigmoid(p[f"{name}.weight"])
         out = normed(p, f"{name}_post", BARE, out) * alpha / (1 - alpha)
-    elif config.norm_place in ("sandwich", "output"):
+    elif config.norm_place in ("sandwich", "output", "output_post"):
         out = normed(p, f"blocks.{layer}.{ {'attn': 'ln1', 'mlp': 'ln2'}[part] }_post", config.norm, out)
     seen[f"blocks.{layer}.hook_{part}_out"] = out * config.residual_scale
     return out * config.residual_scale
