@@ -432,7 +432,7 @@ OF_FILES = ("families.any_from_folder", "families.from_folder", "families.is_enc
 GIVEN = {"model", "circuits", "load", "hf_model"}
 """The arguments that models are given as."""
 REFUSED: Mapping[str, str] = {
-    "weights.superposition": "superposition is read off a plain MLP with biases",
+    "weights.superposition": "superposition requires a plain MLP with biases",
 }  # fmt: skip
 """What a model like this is refused by, and the sentence."""
 MOST = 480
