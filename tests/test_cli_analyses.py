@@ -214,7 +214,8 @@ def test_a_folder_is_no_text(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 
 
 def test_heads_prints_every_head_best_first(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [line.split() for line in printed(capsys, "heads", "--model", "groundtruth-induction")]
+    *rows, last = [line.split() for line in printed(capsys, "heads", "--model", "groundtruth-induction")]
+    assert " ".join(last) == "not in this table, but with --json: confidence"
     assert rows[0] == ["part", "label", *SCORES]
     assert rows[1][:3] == ["L1H2", "induction", "1.00"]
     assert [row[:3] for row in rows[1:-1] if row[1] == "previous"] == [["L0H1", "previous", "token"]]

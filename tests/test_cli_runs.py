@@ -642,7 +642,7 @@ def test_numbers_without_rows_get_no_p_and_that_is_said(
     folders = [folder_of(ran(capsys, "run", str(file), "-p", f"steps={n}")[0]) for n in (1, 2, 3)]
     lines, _ = ran(capsys, "compare", *map(str, folders))
     assert not any(", p " in line for line in lines)
-    no_p = "single numbers, without rows (row, prompt, example) and without runs of other seeds"
+    no_p = "it has no rows (row, prompt, example), and these are not several settings with the same seeds"
     assert lines.count(f"  no p for x: {no_p}") == 2 == lines.count(f"  no p for y: {no_p}")
 
 

@@ -120,25 +120,27 @@ ASKED: Mapping[str, CommandEntry] = MappingProxyType(
             "Print how well a direction of every layer tells positive from negative prompts.", "causal", "Steering"
         ),
         "steering-curve": _asks(
-            "Print what steering by a direction or a feature does to a metric, beside random ones.", "causal",
-            "SteeringCurve",
+            "Print what steering by a direction or a feature does to a metric; --json has random ones beside.",
+            "causal", "SteeringCurve",
         ),
         "diff": _asks(
             "Print what each part of a fine-tuned model brings about of the change.", "editing", "Diff"
         ),
         "probe-neurons": _asks(
-            "Print how well a few neurons of each layer tell prompts with a label from those without.", "features",
-            "ProbeNeurons",
+            "Print how well a few neurons of each layer tell prompts with a label from others; --json names them.",
+            "features", "ProbeNeurons",
         ),
         "feature-cards": _asks(
-            "Print what features of a dictionary respond to and write.", "features", "FeatureCards"
+            "Print how often and how strongly features of a dictionary are active; --json has their texts and words.",
+            "features", "FeatureCards",
         ),
         "dictionary-quality": _asks(
             "Print how well a dictionary stands in for the activations that it reads.", "features",
             "DictionaryQuality",
         ),
         "patchscope": _asks(
-            "Print what the model says of a state that is put into another prompt.", "lenses", "Patchscope"
+            "Print how probable the answer is where a state is put into another prompt; --json has the words it says.",
+            "lenses", "Patchscope",
         ),
         "token-attribution": _asks(
             "Print how much each token has to do with a position, or with its answer.", "tokens", "TokenAttribution"

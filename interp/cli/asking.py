@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast, get_args, 
 
 import tyro
 
-from interp.cli.given import GIVEN, mounted
+from interp.cli.given import GIVEN, check_no_missing_file, mounted
 from interp.cli.opening import ModelCommand, Printing
 from interp.core.hints import hints_of
 from interp.model.edits import Closed, Detach, Mean, Resample, Zero
@@ -362,6 +362,8 @@ def read_data(given: str | tuple[str, ...]) -> object:
         )
     if isinstance(text, str) and is_file(text):
         return read_file(Path(text))
+    if isinstance(text, str):
+        check_no_missing_file(text)
     return text if isinstance(text, str) else list(given)
 
 

@@ -1,6 +1,7 @@
 """Options that name a model, a file or a list that ships: fields whose values a command line cannot hold itself."""
 
 import csv
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,7 +85,15 @@ def prompts(command: "ModelCommand", model: "HookedTransformer", given: object) 
     if len(given) == 1 and is_file(given[0]):
         text = regular(Path(given[0])).read_text(encoding="utf-8")
         return [line for line in text.splitlines() if line.strip()]
+    if len(given) == 1:
+        check_no_missing_file(given[0])
     return [*given]
+
+
+def check_no_missing_file(text: str) -> None:
+    """ValueError for a text that reads like the name of a file of data, which is not there."""
+    if re.fullmatch(r"\S+\.(txt|json|jsonl|csv|parquet)", text):
+        raise ValueError(f"a text or a file of texts is required, there is no file {text}")
 
 
 def labels(command: "ModelCommand", model: "HookedTransformer", texts: object) -> list[bool]:

@@ -81,6 +81,7 @@ class List(Printing):
             changed = [f"{name}={now}" for name, _, now in changes(run.defaults, run.parameters)]
             cells = {name: "" if value is None else f"{value:.4g}" for name, value in values.items()}
             about_run = {name: str(row[name]) for name in ("run", "started", "state")}
+            about_run["started"] = re.sub(r"\.\d+", "", about_run["started"])
             lines.append(
                 {**about_run, "duration": duration(run.seconds), **cells, "parameters": " ".join(changed)}
             )

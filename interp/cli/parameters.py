@@ -32,6 +32,7 @@ def filled(experiment: "Experiment", given: Sequence[str]) -> object:
         _require_known(key, known, experiment.file)
         if keys.count(key) > 1 and known[key].sequence is None:
             raise ValueError(f"parameter {key!r} holds one value, it was given {keys.count(key)}")
+    pairs = [(key, _as_python(value) if "bool" in known[key].type else value) for key, value in pairs]
     if missing := [
         name for name, parameter in known.items() if parameter.default is None and name not in keys
     ]:
@@ -47,6 +48,11 @@ def filled(experiment: "Experiment", given: Sequence[str]) -> object:
     except SystemExit as ended:
         raise ValueError(f"-p {shlex.join(given)}: {_message_text(message.getvalue())}") from ended
     return found
+
+
+def _as_python(value: str) -> str:
+    """`true` and `false`, as files and tables have them, with Python's capitals; other words as they are."""
+    return value.title() if value in ("true", "false") else value
 
 
 def _parsed(kind: type, pairs: Sequence[tuple[str, str]]) -> object:

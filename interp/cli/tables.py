@@ -30,7 +30,9 @@ def lines(
         else _tidy_table(single.sel(score=_scores(single, scores)) if _has_scores(single) else single, sort)
     )
     yield _table_text(table.head(most))
-    yield from _about_lines(single, scores)
+    yield from _about_lines(single, scores, ends=_has_ends(table))
+    if rest := _not_shown(single):
+        yield f"not in this table, but with --json: {', '.join(rest)}"
     if len(table) > most:
         yield f"the first {most} of {len(table)} lines: --most prints more, --out writes all"
 
@@ -64,6 +66,25 @@ def over_steps(result: "xr.Dataset", scores: Sequence[str] = ()) -> Iterator[str
             f"{int(change.before)} and {int(change.after)}: {float(change.rise):+.2f}"
         )
     yield from _about_lines(single, scores)
+
+
+def _has_ends(table: "pd.DataFrame") -> bool:
+    """Whether a printed table has ends of intervals, in columns of their own or beside the value."""
+    return "low" in table or any(
+        table[name].astype(str).str.contains(" [", regex=False).any() for name in table
+    )
+
+
+def _not_shown(result: "xr.Dataset") -> list[str]:
+    """The variables over other dims than the table's, but the numbers of each prompt."""
+    from interp.core.results import frame
+
+    table = frame(result)
+    return [
+        str(name)
+        for name, values in result.data_vars.items()
+        if values.ndim and name not in table and name != "each"
+    ]
 
 
 def _without_single_prompt(result: "xr.Dataset") -> "xr.Dataset":
@@ -203,8 +224,8 @@ def _faithfulness_texts(result: "xr.Dataset") -> Iterator[str]:
         yield f"faithfulness, errors {errors}: {text}, random features {_number(float(kept.faithfulness_null))}"
 
 
-def _about_lines(result: "xr.Dataset", scores: Sequence[str]) -> Iterator[str]:
-    """Lines that say what the printed numbers are: metric values, unit, effect and interval."""
+def _about_lines(result: "xr.Dataset", scores: Sequence[str], *, ends: bool = True) -> Iterator[str]:
+    """Lines that say what the printed numbers are: metric values, unit, effect and, of printed `ends`, the interval."""
     attrs = result.attrs
     single = [
         f"{name} {float(x):.3f}" for name, x in result.data_vars.items() if not x.ndim and x.dtype.kind == "f"
@@ -219,7 +240,7 @@ def _about_lines(result: "xr.Dataset", scores: Sequence[str]) -> Iterator[str]:
     if _has_scores(result):
         units = result.unit.sel(score=_scores(result, scores)).values
         unit = ", ".join(dict.fromkeys(map(str, units)))
-    texts = [unit, *(str(attrs[name]) for name in ("effect", "interval") if name in attrs)]
+    texts = [unit, *(str(attrs[name]) for name in ("effect", *["interval"] * ends) if name in attrs)]
     if {"period", "repeats", "rows"} <= attrs.keys():
         texts.append(f"{attrs['rows']} rows of {attrs['period']} x {attrs['repeats']} random tokens")
     if any(texts):

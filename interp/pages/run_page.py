@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
+from datetime import datetime
 
 import pandas as pd
 
@@ -82,7 +83,7 @@ def _facts(record: Record, run: RunFile) -> list[tuple[str, str]]:
     first = run.sessions[0]
     return [
         ("state", record.state),
-        ("started", first.started.replace("T", " ").replace("+00:00", " UTC")),
+        ("started", f"{datetime.fromisoformat(first.started):%Y-%m-%d %H:%M:%S} UTC"),
         ("worked", duration(run.seconds)),
         ("sessions", str(len(run.sessions))),
         ("seed", "none" if run.seed is None else str(run.seed)),

@@ -38,7 +38,7 @@ class Choice:
         return cls(text, step, variable, {dim: label for dim, _, label in pairs})
 
     def value(self, record: "Record") -> float:
-        """The number in one run, NaN left out of a mean.
+        """The number in one run; NaN where a cell of those that are averaged is NaN.
 
         Raises:
             KeyError: a step, variable, dim or label that this run does not have, naming those that it has.
@@ -56,7 +56,7 @@ class Choice:
             values = self._at(values, dim, label)
         if values.dtype.kind not in "iufb":
             raise ValueError(f"{self.text}: numbers are required, {self.variable} has texts")
-        return float(values.astype(float).mean())
+        return float(values.astype(float).mean(skipna=False))
 
     def _at(self, values: "xr.DataArray", dim: str, label: str) -> "xr.DataArray":
         """The values at one label of a dim, or at an index of a dim without labels."""

@@ -21,6 +21,9 @@ SEED = "seed"
 ROWS = ("row", "prompt", "example", SEED)
 """Dims with labels that say which row of the data a value belongs to."""
 
+NO_ROWS = "it has no rows (row, prompt, example), and these are not several settings with the same seeds"
+"""Why most single numbers have no p-value."""
+
 MOST_WORK = 2 * 10**10
 """Most permutations times values for which the permutation test is run: about ten seconds on one core."""
 
@@ -280,7 +283,12 @@ def _cells(name: str, first: "xr.Dataset", second: "xr.Dataset", *, permutations
     rows = _row_dim(first[name], second[name])
     if rows is None:
         none = np.full(first[name].shape, np.nan)
-        why = f"single numbers, without rows ({', '.join(ROWS[:-1])}) and without runs of other seeds"
+        unlabelled = [str(dim) for dim in first[name].dims if dim in ROWS]
+        why = (
+            f"the labels of {unlabelled[0]} are not stored, by which rows are paired"
+            if unlabelled
+            else NO_ROWS
+        )
         return _Cells(first, second, "", none, none, why)
     ours, theirs = (
         torch.from_numpy(values.transpose(rows, ...).to_numpy()).double()

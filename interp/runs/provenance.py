@@ -133,8 +133,8 @@ def question_of(file: Path) -> str:
 
 
 def now() -> str:
-    """The time in UTC to the second, as ISO 8601."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    """The time in UTC to the millisecond, by which runs are ordered, as ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
 def _git(*words: str, folder: Path | None) -> str | None:

@@ -436,7 +436,8 @@ def _checked_name(name: str) -> str:
     """The name, if it can be a file name anywhere; ValueError otherwise."""
     if re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,63}", name) is None:
         raise ValueError(
-            f"a name is a letter and up to 63 letters, digits, _ or -, for it becomes a file name; got {name!r}"
+            "a name is a letter (A to Z, a to z) and up to 63 letters, digits, _ or -, for it becomes a file name; got "
+            f"{name!r}"
         )
     return name
 

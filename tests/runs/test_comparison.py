@@ -227,3 +227,11 @@ def test_tables_and_tensors_are_compared_as_datasets() -> None:
     assert table.sizes == {"index": 2}
     tensors = as_dataset({"w": torch.ones(2, 3, dtype=torch.bfloat16)})
     assert tensors.w.dtype == np.float32 and tensors.w.shape == (2, 3)
+
+
+def test_rows_without_labels_are_not_paired_and_that_is_said() -> None:
+    rows = [xr.Dataset({"value": ("row", np.arange(20.0) + shift)}) for shift in (0, 1)]
+    assert compared(*rows).untested == {"value": "the labels of row are not stored, by which rows are paired"}
+    labelled_rows = [each.assign_coords(row=np.arange(20)) for each in rows]
+    found = compared(*labelled_rows)
+    assert found.untested == {} and found.largest[0].p < 0.01
