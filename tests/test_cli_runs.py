@@ -132,6 +132,14 @@ def main(job: Job, record: Record) -> None: ...
         assert (job.perhaps, list(job.heads)) == wanted  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("word", "value"), [("true", True), ("True", True), ("false", False), ("False", False)]
+)
+def test_truth_values_are_taken_as_they_are_listed(word: str, value: bool, file: Path) -> None:
+    with loaded(file) as experiment:
+        assert filled(experiment, [f"twice={word}", "steps=1"]).twice is value  # type: ignore[attr-defined]
+
+
 def test_a_run_is_a_folder_with_typed_parameters_results_log_and_page(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
