@@ -443,7 +443,9 @@ def _spaced_nodes(circuit: Circuit, nodes: Sequence[str], count: int | None) -> 
 
 def _estimate_note(estimate: Float[Tensor, "n"], exact: Float[Tensor, "n"], nodes: int) -> str:
     """Note about the agreement of the estimate with the nodes that were taken out."""
-    note = f"{len(exact)} of {nodes} nodes were taken out one by one (nodes=None: all), the others' part is estimated"
+    some = f"{len(exact)} of {nodes} nodes were taken out one by one, the others' part is estimated"
+    none = f"none of {nodes} nodes was taken out by itself, their part is estimated"
+    note = f"{some if len(exact) else none} (in Python, nodes=None takes out all)"
     if len(exact) < 3:
         return note
     off = float((estimate - exact).abs().max())

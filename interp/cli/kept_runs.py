@@ -192,7 +192,9 @@ def run_folder(name: str, root: Path) -> Path:
         fits = names[-1 - before : len(names) - before] if before < len(names) else []
     if not fits:
         hint = (
-            nearest(name, {run_name.rsplit("-", 2)[0] for run_name in names})
+            f"it has {len(names)} runs"
+            if back
+            else nearest(name, {run_name.rsplit("-", 2)[0] for run_name in names})
             if names
             else f"there are none in {root}"
         )

@@ -233,7 +233,7 @@ def _suggestion(what: str, value: object, hint: object) -> str:
         if choice := words(hint):
             return f"; {nearest(value, choice)}"
         if named := [name for name in classes if name.lower() == value.lower().removesuffix("()")]:
-            return f": write {place_of(classes[named[0]])}()"
+            return f": write {_made(classes[named[0]])}"
     if isinstance(value, type) and any(_is_subclass(value, option) for option in classes.values()):
         return f": write {value.__name__}(...)"
     if inspect.isfunction(value) and value.__annotations__.get("return") in classes.values():
@@ -243,6 +243,16 @@ def _suggestion(what: str, value: object, hint: object) -> str:
     if any(get_origin(option) in _SEVERAL and fits((value,), option) for option in options(hint)):
         return f": write {what.rpartition(' ')[2]}=({repr(value) if isinstance(value, str) else '...'},)"
     return ""
+
+
+def _made(kind: type) -> str:
+    """How a record is written, with what it has no default for: `interp.features.TopK(k=...)`."""
+    needed = [
+        f"{name}=..."
+        for name, parameter in inspect.signature(kind).parameters.items()
+        if parameter.default is parameter.empty
+    ]
+    return f"{place_of(kind)}({', '.join(needed)})"
 
 
 def _is_subclass(kind: type, option: type) -> bool:

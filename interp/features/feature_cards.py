@@ -540,7 +540,9 @@ def _written(
     notes = (
         ()
         if logits is not None
-        else (f"no logits: what stands at {writes} is not added to the stream as it is",)
+        else (
+            f"no logits: what stands at {writes} is not added to the stream itself, but passes a norm or matrix first",
+        )
     )
     if logits is not None:
         values |= _logits(logits.double())
