@@ -17,8 +17,9 @@ from interp.data.batch import Batch
 from interp.edits import Add, Set
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.model import Transformer
-from interp.model.config import ModelConfig, NoNorm, NoPosition
+from interp.model.config import LayerNorm, ModelConfig, NoNorm, NoPosition
 from interp.model.tap import Read
+from interp.passes.frozen import output_scale
 from interp.passes.observe import observe
 from interp.passes.question import ByRow
 from interp.tasks import PairLists
@@ -129,16 +130,21 @@ def test_what_heads_add_sums_to_what_their_sublayer_adds(name: str) -> None:
     added = kept.rows["added"].sum(2)  # [b l h d] -> [b l d]
     for layer in range(network.config.n_layers):
         site = f"blocks.{layer}.hook_attn_out"
-        out = observe(network, Batch(tokens, keep=keep), [Read(site)]).trace[Read(site)]
-        last = out[torch.arange(3), torch.tensor([6, 4, 6])]
-        assert_close(added[:, layer] + beta(network, layer, added), last)
+        reads = [Read(site), *(Read(scale) for scale in output_scale(network.config, layer, "attn_out"))]
+        trace = observe(network, Batch(tokens, keep=keep), reads).trace
+        out, *scales = (trace[read][torch.arange(3), torch.tensor([6, 4, 6])] for read in reads)
+        assert_close(added[:, layer] + beta(network, layer, added, *scales), out)
 
 
-def beta(network: Transformer, layer: int, like: Tensor) -> Tensor:
-    """What the sublayer adds where all heads are silent and no norm sees it; only for blocks without output norms."""
-    bias = network.block(layer).attn.out.bias
-    factor = network.config.factor("attn_out")
-    return torch.zeros_like(like[:, 0]) if bias is None else bias * factor
+def beta(network: Transformer, layer: int, like: Tensor, scale: Tensor | None = None) -> Tensor:
+    """What the sublayer adds without heads: attention's bias, through an output norm of this scale, and its beta."""
+    block, factor = network.block(layer), network.config.factor("attn_out")
+    bias = torch.zeros_like(like[:, 0]) if block.attn.out.bias is None else block.attn.out.bias
+    if scale is None or block.ln1_post is None:
+        return bias * factor
+    centred = bias - bias.mean() if isinstance(network.config.norm, LayerNorm) else bias
+    beyond = 0 if block.ln1_post.bias is None else block.ln1_post.bias
+    return (centred / scale * block.ln1_post.gamma + beyond) * factor
 
 
 def test_a_vector_sums_what_the_heads_of_largest_effect_add() -> None:
