@@ -35,7 +35,7 @@ docs: $(READY) ## build the manual into site/, running the code on every page: m
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "Open in a browser: $(CURDIR)/site/index.html (with the search: $(BIN)/python -m http.server -d site)"
 
-test: $(READY) ## run the test suite: at most two cases of each test
+test: $(READY) ## run the test suite: one case of each test
 	$(BIN)/python -m pytest
 
 test-more: $(READY) ## run the other cases, which the test suite leaves out

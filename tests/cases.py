@@ -1,6 +1,6 @@
 """Which cases of each test the test suite runs, and which of all others a submission's CI draws.
 
-`make test` runs at most two cases of each test, `make test-more` the others; a file or a test that is named runs
+`make test` runs one case of each test, `make test-more` the others; a file or a test that is named runs
 with all of its cases. `--draw SEED` keeps a twelfth of what was chosen: another one for another seed (CI gives the
 commit's hash), and beside it ten at most of the notebooks, experiments and pages of the manual that `--changed` names.
 """
@@ -18,7 +18,7 @@ SHARE = 12
 CHANGED = 10
 """Books that changed are run beside a draw, so many at most."""
 
-MOST = 2
+MOST = 1
 """Cases of each test that the test suite runs at most."""
 
 
