@@ -17,7 +17,7 @@ LARGEST = 10_000
 
 
 @runtime_checkable
-class Listed(Protocol):
+class HasToList(Protocol):
     """Protocol of arrays and numbers of NumPy, which need not be imported for this."""
 
     def tolist(self) -> object:
@@ -42,10 +42,9 @@ def result_of(result: "xr.Dataset") -> dict[str, object]:
     The rest are variables over other dims, such as the numbers of every prompt: a table for each under `others`, or
     its name and sizes under `larger`, where it has more than `LARGEST` values.
     """
-    from interp.core.results import frame
+    from interp.core.results import beside_cells, frame
 
-    table = frame(result)
-    rest = [str(name) for name in result.data_vars if name not in table]
+    rest = beside_cells(result)
     others = [name for name in rest if result[name].size <= LARGEST]
 
     return {
@@ -55,7 +54,7 @@ def result_of(result: "xr.Dataset") -> dict[str, object]:
             if "unit" in values.attrs
         },
         "attributes": dict(result.attrs),
-        "table": rows_of(table),
+        "table": rows_of(frame(result)),
         "others": {name: rows_of(frame(result, name)) for name in others},
         "larger": {name: dict(result[name].sizes) for name in rest if name not in others},
     }
@@ -75,6 +74,6 @@ def _plain(value: object) -> object:
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Listed):
+    if isinstance(value, HasToList):
         return _plain(value.tolist())
     raise TypeError(f"numbers, texts, records and arrays can be printed as JSON, got {type(value).__name__}")

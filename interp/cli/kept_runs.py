@@ -50,8 +50,10 @@ class List(Printing):
         found, unreadable = records_in(self.runs)
         records = [record for record in found if self.state in (None, record.state)]
         numbers = self._numbers(records)
-        rows = [_row(record) for record in records]
-        print({"table": self._table, "json": self._json, "csv": self._csv}[form](records, rows, numbers))
+        if form == "table" and not records:
+            print(f"no runs in {self.runs}")
+        else:
+            print({"table": _listed, "json": _json, "csv": _csv}[form](records, numbers))
         for line in unreadable:
             print(line, file=sys.stdout if form == "table" else sys.stderr)
 
@@ -59,63 +61,9 @@ class List(Printing):
         """The chosen results of every run."""
         if not self.results:
             return [{} for _ in records]
-        from interp.runs.chosen import Choice, chosen
+        from interp.runs.chosen import ResultChoice, chosen
 
-        return chosen([Choice.of(text) for text in self.results], records)
-
-    def _table(
-        self,
-        records: "list[Record]",
-        rows: Sequence[Mapping[str, object]],
-        numbers: list[dict[str, float | None]],
-    ) -> str:
-        """Lines with the parameters that differ from their defaults."""
-        from interp.runs.folder import changes
-        from interp.runs.run_file import duration
-
-        if not rows:
-            return f"no runs in {self.runs}"
-        lines = []
-        for record, row, values in zip(records, rows, numbers, strict=True):
-            run = record.run
-            changed = [f"{name}={now}" for name, _, now in changes(run.defaults, run.parameters)]
-            cells = {name: "" if value is None else f"{value:.4g}" for name, value in values.items()}
-            about_run = {name: str(row[name]) for name in ("run", "started", "state")}
-            about_run["started"] = re.sub(r"\.\d+", "", about_run["started"])
-            lines.append(
-                {**about_run, "duration": duration(run.seconds), **cells, "parameters": " ".join(changed)}
-            )
-        return _table(lines)
-
-    def _json(
-        self,
-        records: "list[Record]",
-        rows: Sequence[Mapping[str, object]],
-        numbers: list[dict[str, float | None]],
-    ) -> str:
-        """A list of objects."""
-        from interp.cli.as_json import text_of
-
-        results = ({"results": values} if values else {} for values in numbers)
-        return text_of([{**row, **values} for row, values in zip(rows, results, strict=True)])
-
-    def _csv(
-        self,
-        records: "list[Record]",
-        rows: Sequence[Mapping[str, object]],
-        numbers: list[dict[str, float | None]],
-    ) -> str:
-        """A column for each parameter and each result."""
-        import pandas as pd
-
-        from interp.runs.folder import flat
-
-        lines = []
-        for record, row, values in zip(records, rows, numbers, strict=True):
-            given = {f"parameters.{name}": value for name, value in flat(record.run.parameters).items()}
-            results = {f"results.{name}": value for name, value in values.items()}
-            lines.append({**{name: row[name] for name in row if name != "parameters"}, **given, **results})
-        return str(pd.DataFrame(lines).to_csv(index=False)).rstrip("\n")
+        return chosen([ResultChoice.of(text) for text in self.results], records)
 
 
 @dataclass(frozen=True)
@@ -158,7 +106,7 @@ class Compare(Printing):
         if not self.others:
             raise ValueError(f"two runs or more are required, got {self.first} alone")
         records = [Record.open(run_folder(name, self.runs)) for name in (self.first, *self.others)]
-        found = Compared.of(records, self.largest)
+        found = RunComparison.of(records, self.largest)
         self.tell(found.lines(), found.value)
 
 
@@ -216,6 +164,58 @@ def about(record: "Record") -> dict[str, object]:
 def _row(record: "Record") -> dict[str, object]:
     """`about`, and every parameter."""
     return {**about(record), "parameters": record.run.parameters}
+
+
+# --- a list of runs in three forms -----------------------------------------------------------------------------------
+
+Numbers = Sequence[Mapping[str, float | None]]
+"""The chosen results of each run, by the text of the choice."""
+
+
+def _listed(records: "list[Record]", numbers: Numbers) -> str:
+    """Lines with the parameters that differ from their defaults."""
+    from interp.runs.folder import changes
+    from interp.runs.run_file import duration
+
+    lines = []
+    for record, values in zip(records, numbers, strict=True):
+        run = record.run
+        changed = [f"{name}={now}" for name, _, now in changes(run.defaults, run.parameters)]
+        started = re.sub(r"\.\d+", "", run.sessions[0].started)
+        lines.append(
+            {
+                "run": record.folder.name,
+                "started": started,
+                "state": record.state,
+                "duration": duration(run.seconds),
+            }
+            | {name: "" if value is None else f"{value:.4g}" for name, value in values.items()}
+            | {"parameters": " ".join(changed)}
+        )
+    return _table(lines)
+
+
+def _json(records: "list[Record]", numbers: Numbers) -> str:
+    """A list of objects."""
+    from interp.cli.as_json import text_of
+
+    results = ({"results": values} if values else {} for values in numbers)
+    return text_of([_row(record) | values for record, values in zip(records, results, strict=True)])
+
+
+def _csv(records: "list[Record]", numbers: Numbers) -> str:
+    """A column for each parameter and each result."""
+    import pandas as pd
+
+    from interp.runs.folder import flat
+
+    lines = [
+        about(record)
+        | {f"parameters.{name}": value for name, value in flat(record.run.parameters).items()}
+        | {f"results.{name}": value for name, value in values.items()}
+        for record, values in zip(records, numbers, strict=True)
+    ]
+    return str(pd.DataFrame(lines).to_csv(index=False)).rstrip("\n")
 
 
 # --- one run in words, and as a value ---------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def _result_lines(record: "Record", name: str) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunSetting:
     """What is compared: a single run, or the runs of one setting of the parameters with several seeds."""
 
     name: str
@@ -296,18 +296,18 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Compared:
+class RunComparison:
     """Runs beside each other, and the differences of the later settings' results from the first one's."""
 
     records: "list[Record]"
-    settings: list[Setting]
+    settings: list[RunSetting]
     note: str
     """Why runs that differ in their seeds are not compared as repetitions; empty: they are, or there are none."""
     steps: "dict[str, list[Comparison | str]]"
     """By step, for each setting after the first: the comparison, or why there is none."""
 
     @classmethod
-    def of(cls, records: "list[Record]", largest: int) -> "Compared":
+    def of(cls, records: "list[Record]", largest: int) -> "RunComparison":
         """The comparison of some runs."""
         settings, note = settings_of(records)
         names = dict.fromkeys(name for record in records for name in record.run.steps)
@@ -392,14 +392,14 @@ class Compared:
         }
 
 
-def settings_of(records: "list[Record]") -> tuple[list[Setting], str]:
+def settings_of(records: "list[Record]") -> tuple[list[RunSetting], str]:
     """What is compared of some runs: the settings, where each was run with the same seeds; else single runs, and why.
 
     Two runs are of one setting if they differ in the parameter `seed` alone.
     """
     from interp.runs.folder import flat
 
-    single = [Setting(f"run {i}", (record,)) for i, record in enumerate(records, 1)]
+    single = [RunSetting(f"run {i}", (record,)) for i, record in enumerate(records, 1)]
     groups: dict[str, list[Record]] = {}
     for record in records:
         others = {name: value for name, value in flat(record.run.parameters).items() if name != "seed"}
@@ -414,7 +414,7 @@ def settings_of(records: "list[Record]") -> tuple[list[Setting], str]:
             single,
             f"settings were not all run once with the same seeds ({listed}): single runs are compared",
         )
-    return [Setting(f"setting {i}", group) for i, group in enumerate(ordered, 1)], ""
+    return [RunSetting(f"setting {i}", group) for i, group in enumerate(ordered, 1)], ""
 
 
 def _seed(record: "Record") -> int:
@@ -422,23 +422,22 @@ def _seed(record: "Record") -> int:
     return -1 if record.run.seed is None else record.run.seed
 
 
-def _comparisons(step: str, settings: list[Setting], largest: int) -> "list[Comparison | str]":
+def _comparisons(step: str, settings: list[RunSetting], largest: int) -> "list[Comparison | str]":
     """The comparison of a step of each later setting with the first one's, or why there is none."""
     from interp.runs.comparison import compared_to_first
 
     there = [all(step in record.run.steps for record in setting.records) for setting in settings]
+    where = ", ".join(setting.name for setting, has in zip(settings, there, strict=True) if has)
+    absent = f"only in {where}" if where else "not in every run of a setting"
     if not there[0] or not any(there[1:]):
-        where = ", ".join(setting.name for setting, has in zip(settings, there, strict=True) if has)
-        return [f"only in {where}" if where else "not in every run of a setting"] * (len(settings) - 1)
+        return [absent] * (len(settings) - 1)
     results = [setting.results(step) for setting, has in zip(settings, there, strict=True) if has]
     found = iter(compared_to_first([result for result, _ in results], largest=largest))
     notes = iter([notes for _, notes in results[1:]])
     comparisons: list[Comparison | str] = []
     for has in there[1:]:
         if not has:
-            comparisons.append(
-                f"only in {', '.join(s.name for s, h in zip(settings, there, strict=True) if h)}"
-            )
+            comparisons.append(absent)
             continue
         one = next(found)
         left_out = dict.fromkeys([*results[0][1], *next(notes)])

@@ -77,14 +77,9 @@ def _has_ends(table: "pd.DataFrame") -> bool:
 
 def _not_shown(result: "xr.Dataset") -> list[str]:
     """The variables over other dims than the table's, but the numbers of each prompt."""
-    from interp.core.results import frame
+    from interp.core.results import beside_cells
 
-    table = frame(result)
-    return [
-        str(name)
-        for name, values in result.data_vars.items()
-        if values.ndim and name not in table and name != "each"
-    ]
+    return [name for name in beside_cells(result) if result[name].ndim and name != "each"]
 
 
 def _without_single_prompt(result: "xr.Dataset") -> "xr.Dataset":

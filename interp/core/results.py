@@ -374,6 +374,17 @@ def scored(
 
 
 @public()
+def main_variable(result: xr.Dataset) -> str:
+    """The variable whose cells are the rows of a result's tidy table: `value`, or the first where there is none."""
+    return "value" if "value" in result else str(next(iter(result.data_vars)))
+
+
+def beside_cells(result: xr.Dataset) -> list[str]:
+    """The variables that are not over the cells of the main one, which its tidy table leaves out."""
+    cells = set(result[main_variable(result)].dims)
+    return [str(name) for name, values in result.data_vars.items() if not set(values.dims) <= cells]
+
+
 def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.DataFrame:
     """The tidy table of a result: one row per cell, its coordinates as columns, then what it estimates.
 
@@ -410,12 +421,12 @@ def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.
     if variable is not None and variable not in result:
         known = ", ".join(map(str, result.data_vars))
         raise KeyError(f"this result has no variable {variable!r}; it has {known}")
-    names = [str(name) for name in result.data_vars]
-    if not names:
+    if not result.data_vars:
         raise ValueError("a result with variables is required, this one has none")
-    main = variable or ("value" if "value" in names else names[0])
+    main = variable or main_variable(result)
     cells = set(result[main].dims)
-    shown = [main] if variable else [name for name in names if set(result[name].dims) <= cells]
+    beside = beside_cells(result)
+    shown = [main] if variable else [str(name) for name in result.data_vars if name not in beside]
     first = [name for name in ESTIMATE if name in shown]
     order = [*first, *(name for name in shown if name not in first)]
     if cells:

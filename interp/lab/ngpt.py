@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from interp.core.stats import upcast
 from interp.model.block import Block, UsualBlock
 from interp.model.config import ModelConfig
 from interp.model.norm import Normalize, RMSNorm
@@ -83,14 +84,14 @@ class _Turn(Normalize):
     @property
     def gamma(self) -> Float[Tensor, "d"]:
         """1 - alpha, in float32 at least."""
-        return torch.sigmoid(-_wide(self.weight))
+        return torch.sigmoid(-upcast(self.weight))
 
     def scale(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b 1"]:
         """The divisor: the root mean square of (1 - alpha) x."""
-        return super().scale(_wide(x) * self.gamma.to(x.device)).to(x.dtype)
+        return super().scale(upcast(x) * self.gamma.to(x.device)).to(x.dtype)
 
     def _kernel(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        return F.rms_norm(_wide(x) * self.gamma, (self.width,), None, self.kind.eps).to(x.dtype)
+        return F.rms_norm(upcast(x) * self.gamma, (self.width,), None, self.kind.eps).to(x.dtype)
 
     @torch.no_grad()
     def gradient(self, gradient: Float[Tensor, "*n d"], x: Float[Tensor, "*#n d"]) -> Float[Tensor, "*n d"]:
@@ -118,8 +119,4 @@ class _Step(Normalize):
     @property
     def gamma(self) -> Float[Tensor, "d"]:
         """Alpha / (1 - alpha), in float32 at least."""
-        return _wide(self.turn.weight).exp()
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+        return upcast(self.turn.weight).exp()

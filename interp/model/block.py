@@ -164,7 +164,7 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.config = config
-        inner = config.norm if config.norms_input or config.norms_sum else NoNorm()
+        inner = NoNorm() if config.norm_place == "output" else config.norm
         outer = config.norms_output
         has_mlp, d = config.mlp is not None, config.d_model
         self._build_first(layer)

@@ -154,9 +154,8 @@ def continued(batch: Batch, steps: Iterable[Step], stop_tokens: Collection[int] 
         marks = torch.isin(new, torch.tensor(list(stop_tokens), dtype=new.dtype, device=new.device))
         spoken = codes[:, None].where((alive & ~marks) | (codes[:, None] == UNKNOWN), 0)
         turns = torch.cat((batch.turns, spoken), 1)
-    if batch.keep is None and bool(alive.all()):
-        return Batch(tokens, None, batch.bos, types=types, turns=turns, memory=batch.memory)
-    keep = torch.cat((batch.real, alive), 1)
+    whole = batch.keep is None and bool(alive.all())
+    keep = None if whole else torch.cat((batch.real, alive), 1)
     return Batch(tokens, keep, batch.bos, types=types, turns=turns, memory=batch.memory)
 
 
@@ -301,11 +300,7 @@ def check_generation(
     Rows of several continuations (`branches`) are refused too: there is no one text that goes on.
     """
     config.require_next_token("generation")
-    if batch.branches is not None:
-        raise ValueError(
-            "generation requires rows of one continuation, got rows with several (branches): give each continuation a "
-            "row of its own"
-        )
+    batch.require_one_continuation("generation")
     n = batch.tokens.shape[1]
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens >= 0 is required, got {max_new_tokens}")

@@ -16,7 +16,7 @@ FORM = "STEP.VARIABLE or STEP.VARIABLE:DIM=LABEL,..."
 
 
 @dataclass(frozen=True)
-class Choice:
+class ResultChoice:
     """A number of a result: a variable of a step, at a label of some dims; over the other dims its mean is taken."""
 
     text: str
@@ -26,7 +26,7 @@ class Choice:
     labels: Mapping[str, str]
 
     @classmethod
-    def of(cls, text: str) -> "Choice":
+    def of(cls, text: str) -> "ResultChoice":
         """The choice that a text such as `heads.value:score=induction,layer=1` describes; ValueError if it is none."""
         name, colon, cell = text.partition(":")
         step, dot, variable = name.partition(".")
@@ -66,7 +66,7 @@ class Choice:
         return values.isel({dim: known.index(label)})
 
 
-def chosen(choices: "list[Choice]", records: "list[Record]") -> "list[dict[str, float | None]]":
+def chosen(choices: "list[ResultChoice]", records: "list[Record]") -> "list[dict[str, float | None]]":
     """The numbers of every run by the text of the choice; None where a run has none of that name.
 
     Raises:

@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from interp.cli.kept_runs import records_in
-from interp.runs.chosen import Choice
+from interp.runs.chosen import ResultChoice
 from interp.runs.record import Record
 from tests.runs.test_record import Job
 
@@ -17,9 +17,9 @@ def test_a_mean_over_a_cell_without_a_number_is_none(tmp_path: Path) -> None:
     )
     with Record.create(tmp_path, "one", Job()) as record:
         record.step("scores", lambda: values)
-        assert np.isnan(Choice.of("scores.value").value(record))
-        assert Choice.of("scores.whole").value(record) == 3.0
-        assert Choice.of("scores.value:row=1").value(record) == 3.0
+        assert np.isnan(ResultChoice.of("scores.value").value(record))
+        assert ResultChoice.of("scores.whole").value(record) == 3.0
+        assert ResultChoice.of("scores.value:row=1").value(record) == 3.0
 
 
 def test_runs_of_one_second_are_in_the_order_in_which_they_began(tmp_path: Path) -> None:
