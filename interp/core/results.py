@@ -373,7 +373,6 @@ def scored(
     )
 
 
-@public()
 def main_variable(result: xr.Dataset) -> str:
     """The variable whose cells are the rows of a result's tidy table: `value`, or the first where there is none."""
     return "value" if "value" in result else str(next(iter(result.data_vars)))
@@ -385,6 +384,7 @@ def beside_cells(result: xr.Dataset) -> list[str]:
     return [str(name) for name, values in result.data_vars.items() if not set(values.dims) <= cells]
 
 
+@public()
 def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.DataFrame:
     """The tidy table of a result: one row per cell, its coordinates as columns, then what it estimates.
 

@@ -48,7 +48,8 @@ class Datastore:
     def __post_init__(self) -> None:
         if not len(self.keys) or len(self.keys) != len(self.following):
             raise ValueError(
-                f"Datastore requires keys, each with the token after it, got {len(self.keys)} and {len(self.following)}"
+                f"Datastore requires keys, and in `following` the token after each, got {len(self.keys)} keys and "
+                f"{len(self.following)} tokens"
             )
         if not bool(self.keys.isfinite().all()) or int(self.following.min()) < 0:
             raise ValueError("Datastore requires finite keys and tokens of 0 or more")
@@ -154,7 +155,7 @@ class Datastore:
             keep: [b, p], True at real tokens; None: no padding.
 
         Returns:
-            [b, p, v], which sum to 1 as probabilities.
+            [b, p, v], which sum to 1 as probabilities; -inf with share = 1 for tokens that follow no neighbour.
 
         Raises:
             ValueError: a model without logits of its tokens, or one that the store does not fit.

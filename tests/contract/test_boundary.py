@@ -96,6 +96,14 @@ def test_a_signature_in_help_is_short() -> None:
             assert not set(said) & set("[]=|"), f"{name}: its second sentence is for a stranger: {said}"
 
 
+@over("name", FUNCTIONS)
+def test_a_function_with_arguments_checks_them(name: str) -> None:
+    """It is decorated, and no other function stands between the decorator and it."""
+    function = FUNCTIONS[name]
+    if inspect.isfunction(function) and inspect.signature(function).parameters:
+        assert vars(function).get("public"), f"{name} lacks @public()"
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_an_argument_that_is_not_there_is_refused_by_name(name: str) -> None:
     function = FUNCTIONS[name]

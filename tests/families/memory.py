@@ -10,7 +10,8 @@ from interp import families
 def taken(tiny: Path, big: Path, dtype: torch.dtype) -> float:
     """The most memory that loading takes, by the size of the model; less 24 MiB for chunks and the allocator.
 
-    Loads a tiny model first, so that imports do not count.
+    Loads a tiny model first, so that imports do not count. What else the system does to the process's pages, such as
+    mapping those of libraries again that it had taken back, comes on top: of several processes the least is loading's.
     """
     families.from_folder(tiny)
     Path("/proc/self/clear_refs").write_text("5")

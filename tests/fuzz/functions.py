@@ -476,8 +476,9 @@ NOT_THERE: Mapping[str, str] = {
 UNBOUNDED = {
     "features.dictionary_quality low", "features.dictionary_quality high",  # Fieller's: the denominator may be 0
     "findings.findings lowest", "findings.findings highest",  # regions
+    "lab.Datastore.interpolated it",  # with share = 1
 }  # fmt: skip
-"""Ends that may be infinite."""
+"""Ends that may be infinite, and log-probabilities of 0."""
 MEANT: Mapping[str, str] = {
     **dict.fromkeys(
         ("edits.Set values", "edits.Add values", "edits.Swap values"),

@@ -101,9 +101,9 @@ def test_a_search_in_parts_is_the_search_at_once(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="requires keys, each with the token after it, got 0 and 0"):
+    with pytest.raises(ValueError, match="the token after each, got 0 keys and 0 tokens"):
         Datastore.of(MODEL, TOKENS[:, :1])
-    with pytest.raises(ValueError, match="requires keys, each with the token after it, got 2 and 3"):
+    with pytest.raises(ValueError, match="the token after each, got 2 keys and 3 tokens"):
         Datastore(torch.zeros(2, 4), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ValueError, match="states 24 wide are required, got 3"):
         STORE.log_probs(torch.zeros(1, 1, 3, dtype=torch.float64), 31)
