@@ -26,6 +26,8 @@ class OfModel:
     """Precision to load in; without it the checkpoint's own."""
     device: str = "cpu"
     """Where to compute: cpu, cuda, cuda:1, ..."""
+    prepend_bos: bool | None = None
+    """Whether texts begin with BOS; without it they do where the tokenizer has one."""
 
     def opened(self, revision: str | None = None) -> "HookedTransformer":
         """The model, or a checkpoint of it; ValueError before any weights are read if there is no such device here."""
@@ -36,6 +38,7 @@ class OfModel:
             revision=self.revision if revision is None else revision,
             dtype=self.dtype,
             device=self.available(),
+            default_prepend_bos=self.prepend_bos,
         )
 
     def available(self) -> str:

@@ -213,6 +213,8 @@ def test_verify_reads_the_training_checkpoint_that_the_revision_names(
         ([*MODEL, "--prompt", "a" * 200], "201 tokens, the model's context holds 128"),
         ([*MODEL, "--prompt", "a-b"], "letters, digits and spaces are required, got '-'"),
         (["report", *PLANTED, "--wrong", "d"], "requires an answer"),
+        ([*MODEL, "--prompt", "talk.json"], "of one chat (.json, .jsonl) is required, the file talk.json is not there"),
+        (["serve", *PLANTED[2:], "--prompt", "text.txt"], "is required, the file text.txt is not there"),
         (["report", *PLANTED, "--answer", "d", "--wrong", "d"], "must differ"),
         ([*MODEL, "--answer", "d"], "requires a prompt"),
         (["report", *PLANTED, "--chat"], "messages require a tokenizer with a chat template"),
@@ -392,6 +394,13 @@ def test_every_model_command_loads_the_named_checkpoint_and_dtype() -> None:
     assert torch.equal(model.W_E, same.W_E)
 
 
+def test_every_model_command_leaves_bos_out_where_it_is_asked_to() -> None:
+    asked = parsed(["logit-lens", "a", "-m", "demo-4l", "--prepend-bos", "False"])
+    found, usual = (each.opened() for each in (asked, parsed(["logit-lens", "a"])))  # type: ignore[attr-defined]
+    (without,), (bos, *rest) = (model.to_tokens("a")[0].tolist() for model in (found, usual))
+    assert bos == usual.text.bos_id and rest == [without]
+
+
 # --- early ends ---------------------------------------------------------------------------------------------------
 
 HANGING = """
@@ -539,6 +548,7 @@ def test_a_report_is_about_the_chat_of_a_file(tmp_path: Path, capsys: pytest.Cap
         ("two.jsonl", None, "a file of one chat is required"),
         ("none.json", "[1]", "none.json: a list of messages with role and content"),
         ("bad.json", '[{"role": "user"}]', "bad.json 0, message 0: messages must be at least one"),
+        ("talk.txt", "The cat", "talk.txt holds texts"),
     ):
         if content is not None:
             (tmp_path / name).write_text(content)

@@ -244,8 +244,7 @@ def _ranks(
 
 def _rows(model: Transformer, batch: Batch, question: AttentionByDepth) -> Steps[Values]:
     """The numbers of every head `[b l h]` of each row, their mean over heads `[b l]`, and those of even attention."""
-    if batch.documents is not None:
-        raise ValueError("attention by depth requires one text per row, got a packed batch")
+    batch.require_one_text("attention by depth")
     config, real, place = model.config, batch.real, batch.places
     via = partial(pattern_numbers, recent=question.recent, energy=question.energy, causal=config.causal)
     reads = [Read(_site(config, layer), via, by_row=(real, place)) for layer in _layers(config)]

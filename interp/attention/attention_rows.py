@@ -293,8 +293,7 @@ def _query_numbers(
 
     Six with a layer of halves: the last two are the entropies of either (`half_numbers`), NaN in other layers.
     """
-    if batch.documents is not None:
-        raise ValueError("attention entropy and dispersion require one text per row, got a packed batch")
+    batch.require_one_text("attention entropy and dispersion")
     if int(batch.lengths.min()) < 2:
         raise ValueError(
             "attention over keys requires rows of at least two tokens, got one of a single token"

@@ -389,8 +389,7 @@ def _row_scores(
     model: Transformer, batch: Batch, copies: Callable[[Batch], Bool[Tensor, "b q k"]]
 ) -> Steps[Values]:
     """Scores `[b l h]` of every head on each of the user's rows, and their nulls `[b l]` under even attention."""
-    if batch.documents is not None:
-        raise ValueError("head scores require one text per row, got a packed batch")
+    batch.require_one_text("head scores")
     config, real = model.config, batch.real
     place = batch.places.masked_fill(~real, -1)
     repeats, places = copies(batch).to(place.device), place if batch.keep is not None else place[:1]

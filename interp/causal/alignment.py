@@ -735,8 +735,7 @@ def pairs_of(
     assert isinstance(batch, Batch)
     if not subject.transformer.config.unembed:
         raise ValueError("answers require an unembedding; this model ends in its residual stream")
-    if batch.documents is not None:
-        raise ValueError("one prompt per row is required, these are packed")
+    batch.require_one_text("interchange")
     if answers is not None:
         batch = answers.on(replace(batch, row=None).numbered())
     if batch.answer is None:

@@ -97,8 +97,9 @@ def chat_of(text: str, is_user: bool = False) -> "str | list[dict[str, str]]":
     """The chat in the JSON file that a prompt names, a user's message, or the prompt itself.
 
     Raises:
-        ValueError: a file of several chats.
+        ValueError: a file of several chats, a file of texts, or the name of one that is not there.
     """
+    from interp.cli.given import reads_like_a_file
     from interp.core.files import is_file
     from interp.data import read_chats
 
@@ -107,6 +108,9 @@ def chat_of(text: str, is_user: bool = False) -> "str | list[dict[str, str]]":
         if len(chats) != 1:
             raise ValueError(f"a file of one chat is required, {text} has {len(chats)}")
         return chats[0]
+    if reads_like_a_file(text):
+        why = "holds texts" if is_file(text) else "is not there"
+        raise ValueError(f"a prompt or a file of one chat (.json, .jsonl) is required, the file {text} {why}")
     return [{"role": "user", "content": text}] if is_user else text
 
 
@@ -254,7 +258,7 @@ class Serve(ModelCommand):
             Session(
                 model, subspaces, [model.to_batch(chat=chat) for chat in chats if isinstance(chat, list)]
             ),
-            Origin(self.model, self.device, self.revision, self.dtype, files),
+            Origin(self.model, self.device, self.revision, self.dtype, files, self.prepend_bos),
             begins,
         )
         serve(subject, self.port, self._ready)

@@ -90,9 +90,14 @@ def prompts(command: "ModelCommand", model: "HookedTransformer", given: object) 
     return [*given]
 
 
+def reads_like_a_file(text: str) -> bool:
+    """Whether a text is one word that ends as the name of a file of data does."""
+    return re.fullmatch(r"\S+\.(txt|json|jsonl|csv|parquet)", text) is not None
+
+
 def check_no_missing_file(text: str) -> None:
     """ValueError for a text that reads like the name of a file of data, which is not there."""
-    if re.fullmatch(r"\S+\.(txt|json|jsonl|csv|parquet)", text):
+    if reads_like_a_file(text):
         raise ValueError(f"a text or a file of texts is required, there is no file {text}")
 
 

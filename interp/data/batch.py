@@ -161,6 +161,13 @@ class Batch(Brief):
                 "row of its own"
             )
 
+    def require_one_text(self, what: str) -> None:
+        """ValueError for `what` where rows hold several texts one after the other (`documents`)."""
+        if self.documents is not None:
+            raise ValueError(
+                f"{what} requires one text per row, this batch is packed: give each text a row of its own"
+            )
+
     @classmethod
     @public(unchecked=("rows",))
     def of(
@@ -289,7 +296,7 @@ class Batch(Brief):
 
     def last(self) -> Int[Tensor, "b"]:
         """Column of the last real token of each row; ValueError for packed rows, which have several."""
-        self._one_text_per_row("the last token")
+        self.require_one_text("the last token")
         n = self.tokens.shape[1]
         if self.keep is None:
             return torch.full((len(self),), n - 1, device=self.tokens.device)
@@ -364,7 +371,7 @@ class Batch(Brief):
         Raises:
             ValueError: packed rows.
         """
-        self._one_text_per_row("an answer of several tokens")
+        self.require_one_text("an answer of several tokens")
         batch, counts = self.right_aligned(), (tokens >= 0).sum(1)
         width = int((batch.lengths + counts).max())
         steps = torch.arange(width, device=tokens.device)
@@ -525,7 +532,7 @@ class Batch(Brief):
 
     def left_aligned(self) -> Batch:
         """The batch with all padding moved to the left, so that every row ends in the last column."""
-        self._one_text_per_row("alignment")
+        self.require_one_text("alignment")
         if self.keep is None:
             return self
         if (host := vars(self).get("_host")) is not None:
@@ -612,17 +619,13 @@ class Batch(Brief):
     def _codes(self, row: int) -> list[int]:
         """The codes of the real tokens of a row."""
         on_host = self.host()
-        self._one_text_per_row("a position by role")
+        self.require_one_text("a position by role")
         if on_host.turns is None:
             raise ValueError(
                 "a role is required of chats, and these prompts are none: model.to_batch(chat=[{'role': 'user', "
                 "'content': '...'}]) makes the batch"
             )
         return on_host.turns[row][on_host.real[row]].tolist()
-
-    def _one_text_per_row(self, what: str) -> None:
-        if self.documents is not None:
-            raise ValueError(f"{what} requires one text per row, this batch is packed")
 
     def _columns(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with `change` applied to every tensor `[b p]`, such as tokens, keep and documents."""

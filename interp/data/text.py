@@ -246,7 +246,7 @@ class Text:
         if theirs == alone and bos is not None:
             note(
                 f"texts begin with {tokenizer.piece(bos)} (BOS) here; this model's own tokenizer would not prepend it; "
-                "prepend_bos=False leaves it out"
+                "prepend_bos=False (--prepend-bos False) leaves it out"
             )
         elif theirs != ours:
             our_pieces, their_pieces = (" ".join(map(tokenizer.piece, ids)) for ids in (ours, theirs))

@@ -396,8 +396,7 @@ def _chosen_losses(
     trace: Trace, batch: Batch, model: Transformer, keys: Int[Tensor, "c"]
 ) -> Mapping[str, Tensor]:
     """The loss of one token per row; its index is a hash of the row's tokens, so it does not depend on the batch."""
-    if batch.documents is not None:
-        raise ValueError("one token per example requires one text per row, got a packed batch")
+    batch.require_one_text("one token per example")
     lengths = batch.lengths
     if int(lengths.min()) < 2:
         raise ValueError("texts of at least two tokens are required, got one of a single token")

@@ -153,8 +153,7 @@ class _Setup:
         Args:
             most: the most rows of a pass; None: the batch size.
         """
-        if examples.batch.documents is not None:
-            raise ValueError("influence is that of rows with one text each, got packed ones")
+        examples.batch.require_one_text("influence")
         if examples.weight is not None:
             raise ValueError("influence is that of rows that count alike, got rows with weights")
         source = prompt_source(

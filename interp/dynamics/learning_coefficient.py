@@ -134,8 +134,7 @@ def learning_coefficient(
     network = _in_float32(as_network(model))
     examples = rows.to(network.device)
     count = len(examples.batch)
-    if examples.batch.documents is not None:
-        raise ValueError("a learning coefficient is that of rows with one text each, got packed ones")
+    examples.batch.require_one_text("a learning coefficient")
     if rows_per_step is not None and not 1 <= rows_per_step <= count:
         raise ValueError(f"rows_per_step must be in [1, {count}], got {rows_per_step}")
     at = _moving_parameters(network, parameters)

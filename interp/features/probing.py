@@ -230,8 +230,7 @@ def pooled(model: Transformer, batch: Batch, sites: Sequence[str], pos: ProbePos
 
 def _token_weights(batch: Batch, pos: ProbePosition) -> Float[Tensor, "b p"]:
     """Weights `[b p]` with which each text's token vectors are summed to one; on the host."""
-    if batch.documents is not None:
-        raise ValueError("one vector per prompt requires one text per row, this batch is packed")
+    batch.require_one_text("one vector per prompt")
     batch = batch.host()
     real, place = batch.real, batch.places
     if isinstance(pos, str):

@@ -482,8 +482,7 @@ def _with_ranks(
     if weights is None:
         return values
     columns, real = (to_device(x, tokens.device) for x in columns_of(batch, pos))
-    if batch.documents is not None:
-        raise ValueError("resampled ranks require one text per row, this batch is packed")
+    batch.require_one_text("resampled ranks")
     row, place = real.nonzero(as_tuple=True)
     rank = torch.arange(tokens.shape[-1], device=tokens.device).double()
     for name, ranks in {"low": rank, "high": rank, "stays": torch.ones_like(rank)}.items():

@@ -475,8 +475,7 @@ def columns_of(batch: Batch, positions: Places | None) -> tuple[Int[Tensor, "b n
     tokens = batch.tokens
     if positions is None:
         return torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens), batch.real
-    if batch.documents is not None:
-        raise ValueError("chosen positions require one text per row, this batch is packed")
+    batch.require_one_text("chosen positions")
     cells = batch.tokens_at(positions)
     everywhere = torch.ones_like(cells.columns, dtype=torch.bool)
     return cells.columns, everywhere if cells.present is None else cells.present

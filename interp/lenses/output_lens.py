@@ -173,8 +173,7 @@ def _head_reads(part: Part, model: Transformer) -> tuple[Read, Read]:
 def _source_trace(source: int, part: Part, trace: Trace, batch: Batch, model: Transformer) -> Trace:
     """The trace in which the head's z at every query position is only what it moved from the source token."""
     length = batch.lengths[:, None]
-    if batch.documents is not None:
-        raise ValueError("a source requires one text per row, this batch is packed")
+    batch.require_one_text("a source")
     if not -int(length.min()) <= source < int(length.min()):
         raise IndexError(
             f"a source that every prompt has is required, the shortest has {int(length.min())} tokens; got {source}"

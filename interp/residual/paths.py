@@ -322,16 +322,11 @@ def path_name(*parts: PartName) -> str:
 
 @torch.no_grad()
 def _order_values(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
-    _require_one_text(batch)
+    batch.require_one_text("path expansion")
     values, error = order_logits(Frozen(model, trace, batch.layout))
     by_row = values.movedim(1, 0).masked_fill(~batch.real[:, None, :, None], torch.nan)
     errors = torch.full_like(by_row[:, 0, 0, 0], error)
     return {"value": by_row, "token": batch.token_ids, "error": errors, **_half_error(model, errors)}
-
-
-def _require_one_text(batch: Batch) -> None:
-    if batch.documents is not None:
-        raise ValueError("path expansion requires one text per row, got packed rows")
 
 
 def _half_error(model: Transformer, error: Float[Tensor, "b"]) -> dict[str, Float[Tensor, "b"]]:
@@ -389,7 +384,7 @@ def _unit(config: ModelConfig) -> str:
 def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
     """Every score `[b term]` of `term_importance`: first for each order, then for each layer's single heads."""
     model.config.require_next_token("a next-token loss")
-    _require_one_text(batch)
+    batch.require_one_text("path expansion")
     frozen = Frozen(model, trace, batch.layout)
     frozen.check("final stream by order")
     upto, first = frozen.orders.cumsum(0), frozen.first_order  # [order b p d], [l b p d]

@@ -30,12 +30,16 @@ class Origin:
     dtype: str | None = None
     directions: Mapping[str, str] = field(default_factory=dict)
     """The file of the direction of each site that has one."""
+    prepend_bos: bool | None = None
 
     @property
     def call(self) -> str:
         """The line of Python."""
-        arguments = {"revision": self.revision, "dtype": self.dtype, "device": self.device}
-        usual = {"revision": None, "dtype": None, "device": "cpu"}
+        arguments = {
+            "revision": self.revision, "dtype": self.dtype, "device": self.device,
+            "default_prepend_bos": self.prepend_bos,
+        }  # fmt: skip
+        usual = {"revision": None, "dtype": None, "device": "cpu", "default_prepend_bos": None}
         options = "".join(f", {name}={value!r}" for name, value in arguments.items() if value != usual[name])
         return f"interp.HookedTransformer.from_pretrained({self.source!r}{options})"
 

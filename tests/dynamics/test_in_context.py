@@ -345,7 +345,7 @@ def test_what_has_no_answer_is_refused_by_name() -> None:
         in_context(HookedTransformer(build("bidirectional")), some_tokens(), early=2, late=5)
     with pytest.raises(ValueError, match="requires an unembedding"):
         in_context(perturbed(replace(CONFIGS["gpt2"], unembed=False)), some_tokens())
-    with pytest.raises(ValueError, match="one text per row, got a packed batch"):
+    with pytest.raises(ValueError, match="one token per example requires one text per row"):
         one_token_losses(model, Batch.packed(ROWS, 24))
     with pytest.raises(ValueError, match="got one of a single token"):
         one_token_losses(model, Batch.of([[1, 2], [3]]))

@@ -491,7 +491,7 @@ def test_paths_begin_at_mlps_and_say_so() -> None:
 def test_what_is_no_sum_of_paths_of_one_text_is_refused_in_words() -> None:
     packed = Batch(BATCH.tokens, documents=torch.tensor([[0] * 4 + [1] * 4] * 2))
     for ask in (orders, term_importance):
-        with pytest.raises(ValueError, match="path expansion requires one text per row, got packed rows"):
+        with pytest.raises(ValueError, match="path expansion requires one text per row"):
             ask(model("learned"), packed)
     for ask in (orders, term_importance, functools.partial(paths, answer=3)):
         with pytest.raises(ValueError, match="this model is a wrapped network, whose norms are no sites"):

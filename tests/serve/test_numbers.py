@@ -374,6 +374,13 @@ def test_text_in_a_script_stays_text() -> None:
     assert "\u202e" not in python(ask, Origin(nasty), 4)
 
 
+def test_a_script_opens_the_model_as_the_page_has_it() -> None:
+    assert Origin("m").call == "interp.HookedTransformer.from_pretrained('m')"
+    call = Origin("m", "cuda", "step1", "bfloat16", prepend_bos=False).call
+    options = "revision='step1', dtype='bfloat16', device='cuda', default_prepend_bos=False"
+    assert call == f"interp.HookedTransformer.from_pretrained('m', {options})"
+
+
 PLAIN = {"scores": False, "moved": False}
 
 

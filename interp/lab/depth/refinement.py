@@ -106,7 +106,7 @@ refinement = of_data(Refinement)
 
 @torch.no_grad()
 def _refined(trace: Trace, batch: Batch, model: Transformer, times: Sequence[int]) -> Mapping[str, Tensor]:
-    _one_text(batch, "refinement")
+    batch.require_one_text("refinement")
     final, real = trace[final_stream(model.config)], batch.real.to(model.device)
     ends = [_through(model, batch, trace[entering(0)], cut) for cut in times]
     return {
@@ -322,7 +322,7 @@ def split(scheme: str, fields: tuple[Field, Field], x: Tensor, steps: int, fine:
 def _splits(
     trace: Trace, batch: Batch, model: Transformer, layer: int, steps: Sequence[int], fine: int
 ) -> Mapping[str, Tensor]:
-    _one_text(batch, "splitting")
+    batch.require_one_text("splitting")
     start, real = upcast(trace[entering(layer)]), batch.real.to(model.device)
     fields = (
         partial(_added, model, batch, layer, "attn_out"),
@@ -406,8 +406,3 @@ def _ascending(what: str, given: Sequence[int]) -> tuple[int, ...]:
     if not found or found[0] < 1 or any(a >= b for a, b in pairwise(found)):
         raise ValueError(f"{what} must be ascending numbers of 1 or more, got {list(found)}")
     return found
-
-
-def _one_text(batch: Batch, what: str) -> None:
-    if batch.documents is not None:
-        raise ValueError(f"{what} requires one text per row, got a packed batch")

@@ -158,8 +158,7 @@ def pass_through(
 
 def one_text_of_two_tokens(batch: Batch, what: str) -> None:
     """ValueError for packed rows, and for rows with fewer than two tokens to compare."""
-    if batch.documents is not None:
-        raise ValueError(f"{what} requires one text per row, got a packed batch")
+    batch.require_one_text(what)
     if int(batch.lengths.min()) < 2:
         raise ValueError(
             f"{what} compares tokens: rows of at least two are required, got one of a single token"

@@ -68,10 +68,7 @@ class FixedRows:
     """Rows with a loss that counts nothing: they stay in their batches, with weight 0."""
 
     def __post_init__(self) -> None:
-        if self.rows.batch.documents is not None:
-            raise ValueError(
-                "rows that are trained on again and again require one text each, got packed ones"
-            )
+        self.rows.batch.require_one_text("training on the same rows again and again")
         if bad := [row for row in self.without if not 0 <= row < len(self.rows.batch)]:
             raise ValueError(f"rows to leave out are 0 to {len(self.rows.batch) - 1}, got {bad[0]}")
 

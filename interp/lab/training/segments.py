@@ -55,8 +55,7 @@ def logits_by_segment(
     Raises:
         ValueError: packed rows, or a model that is not causal.
     """
-    if batch.documents is not None:
-        raise ValueError("segments require rows of one text each, these rows pack several")
+    batch.require_one_text("a pass by segments")
     rows, n = batch.tokens.shape
     past = ConstantPast(model.config, rows, n, device=model.device, dtype=model.dtype)
 

@@ -191,7 +191,7 @@ def test_dropout_of_each_segment_is_drawn_by_itself() -> None:
 
 def test_what_has_no_segments_is_refused() -> None:
     model = build("llama-gqa")
-    with pytest.raises(ValueError, match="segments require rows of one text each"):
+    with pytest.raises(ValueError, match="a pass by segments requires one text per row"):
         mean_loss(model, Examples(Batch.packed([[1, 5, 7], [1, 8, 8]], 8)), segment=2)
     with pytest.raises(ValueError, match="requires a causal model"):
         mean_loss(build_mixed("segments-bidirectional"), Examples(Batch(some_tokens())), segment=2)
