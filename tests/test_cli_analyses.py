@@ -196,6 +196,9 @@ def test_lens_is_printed_from_the_last_position_and_most_probable_words(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     head, *lines, cut, hint = printed(capsys, "logit-lens", CLEAN)
+    assert "target_rank" in head and all(
+        " -1 " not in line for line in lines
+    )  # the last token is followed by none
     found = interp.logit_lens(demo(), CLEAN).isel(prompt=0, rank=0)
     order = [(pos, depth) for pos in found.pos.values[::-1] for depth in found.depth.values][:40]
     columns = head.split()

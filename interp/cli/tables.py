@@ -168,13 +168,15 @@ def _tidy_table(result: "xr.Dataset", sort: str | None) -> "pd.DataFrame":
 
 
 def _table_text(table: "pd.DataFrame") -> str:
-    """The table as text, with quotes around token texts, so that spaces show, and three decimals."""
+    """The table as text: token texts in quotes, so that spaces show, three decimals, a point where nothing is."""
     out = table.copy()
     for name in out:
         if out[name].dtype.kind == "f":
             out[name] = [_number(value) for value in out[name]]
         elif str(name) in TEXTS:
             out[name] = out[name].map(repr)
+        elif str(name).endswith("rank") and out[name].dtype.kind == "i":  # -1: of no token
+            out[name] = ["." if rank < 0 else str(rank) for rank in out[name]]
     return str(out.to_string(index=False))
 
 
