@@ -185,6 +185,6 @@ def curve(ax: Axes, x: object, cells: xr.Dataset, *style: str, alpha: float = 0.
         ax.fill_between(x, cells.low, cells.high, color=drawn.get_color(), alpha=alpha, linewidth=0)  # type: ignore[arg-type]
 
 
-def legend(ax: Axes, *, title: str | None = None, columns: int = 1) -> None:
-    """A small legend through which the lines can be seen."""
-    ax.legend(title=title, ncols=columns, fontsize="small", framealpha=0.85, edgecolor="none")
+def legend(ax: Axes, *entries: Sequence[object], title: str | None = None, columns: int = 1) -> None:
+    """A small legend through which the lines can be seen; of what has a label, or of entries: artists, then labels."""
+    ax.legend(*entries, title=title, ncols=columns, fontsize="small", framealpha=0.85, edgecolor="none")

@@ -13,10 +13,12 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from interp.core.boundary import public
+from interp.plot.canvas import legend
 
 TITLE, LABEL, TICK, CELL = 8.0, 7.0, 6.5, 6.0
 """Sizes of text in print, in points: of titles, of the names of axes, of ticks and legends, of numbers on cells."""
@@ -81,6 +83,10 @@ def _fit(figure: Figure, width: float, height: float | None) -> None:
     _set_text_sizes(figure)
     for text in (text for each in figure.axes if each.images for text in each.texts):
         text.set_visible(False)  # no layout depends on the numbers of a map
+    for each in figure.axes:
+        if (found := _inner_legend(each)) is not None:
+            found.set_in_layout(False)  # one that is too wide would make the axes narrower still
+    _each_axes(figure, _fold_legend)
     _each_axes(figure, _shorten_names)
     _each_axes(figure, _turn_names)
     if height is None:
@@ -109,9 +115,33 @@ def _set_text_sizes(figure: Figure) -> None:
             text.set_fontsize(CELL)
         each.title.set_fontsize(TITLE)
         each.tick_params(which="both", labelsize=TICK)
-        legend = each.get_legend()
-        for text in legend.get_texts() if legend is not None else ():
-            text.set_fontsize(TICK)
+        _set_legend_sizes(each)
+
+
+def _set_legend_sizes(ax: Axes) -> None:
+    """Give the legend's texts their size in print."""
+    found = ax.get_legend()
+    for text in (found.get_title(), *found.get_texts()) if found is not None else ():
+        text.set_fontsize(TICK)
+
+
+def _fold_legend(figure: Figure, ax: Axes) -> None:
+    """Give a legend that is wider than its axes fewer columns."""
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    found = _inner_legend(ax)
+    for columns in range(len(found.get_texts()) - 1 if found is not None else 0, 0, -1):
+        if found is None or found.get_window_extent(renderer).width <= ax.bbox.width:
+            return
+        entries = found.legend_handles, [text.get_text() for text in found.get_texts()]
+        legend(ax, *entries, title=found.get_title().get_text() or None, columns=columns)
+        _set_legend_sizes(ax)
+        found = _inner_legend(ax)
+
+
+def _inner_legend(ax: Axes) -> Legend | None:
+    """The legend that stands on the axes, not beside or below."""
+    found = ax.get_legend()
+    return found if found is not None and found.get_bbox_to_anchor() is ax.bbox else None
 
 
 def _make_room_for_rows(figure: Figure) -> None:

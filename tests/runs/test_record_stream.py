@@ -132,7 +132,7 @@ def test_shards_on_the_command_line_give_the_numbers_of_one_run(
     for shard in ("1/2", "0/2"):
         assert main(["run", str(file), "--runs", str(tmp_path / "runs"), "--shard", shard]) == 0
     assert main(["run", str(file), "--runs", str(tmp_path / "runs")]) == 0
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mean ")]
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("mean ")]
     assert len(said) == 2 and said[0] == said[1]
     assert main(["run", str(file), "--runs", str(tmp_path), "--shard", "0/2", "--resume", "last"]) == 2
     assert "without --resume" in capsys.readouterr().err
