@@ -288,7 +288,7 @@ class Activity:
             one = self.total[name][index] / self.active[name][index]
         if not float(one.nan_to_num()):
             raise ValueError(
-                f"{part} is active on no token of the texts: name texts on which it is (unit_on=), or an activation "
+                f"{part} is active on no token of the data: name texts on which it is (unit_on=), or an activation "
                 "that is strength 1 (unit=2.0)"
             )
         return float(one)

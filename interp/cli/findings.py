@@ -35,7 +35,7 @@ class FindingsCommand(ModelCommand, Printing):
     def run(self) -> None:
         """Print the claims one by one, each as soon as it is measured."""
         from interp.cli.as_json import result_of
-        from interp.core.files import check_replaceable, regular, write_atomically
+        from interp.core.files import check_replaceable, text_contents, write_atomically
         from interp.core.results import frame
         from interp.findings.table import CLAIMS, as_result, check_names, rows, setting_of
 
@@ -52,9 +52,7 @@ class FindingsCommand(ModelCommand, Printing):
             check_replaceable(self.out)
         texts = None
         if self.texts is not None:
-            texts = [
-                line for line in regular(self.texts).read_text(encoding="utf-8").splitlines() if line.strip()
-            ]
+            texts = [line for line in text_contents(self.texts).splitlines() if line.strip()]
         setting = setting_of(self.opened(), names, self.prompts, texts)
         found = []
         for row in rows(setting, names):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interp.core.files import is_file, regular
+from interp.core.files import is_file, text_contents
 from interp.core.wording import nearest
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ def prompts(command: "ModelCommand", model: "HookedTransformer", given: object) 
     """Texts as they are, or the lines of one file of them."""
     assert isinstance(given, tuple)
     if len(given) == 1 and is_file(given[0]):
-        text = regular(Path(given[0])).read_text(encoding="utf-8")
-        return [line for line in text.splitlines() if line.strip()]
+        return [line for line in text_contents(given[0]).splitlines() if line.strip()]
     if len(given) == 1:
         check_no_missing_file(given[0])
     return [*given]
@@ -106,7 +105,7 @@ def labels(command: "ModelCommand", model: "HookedTransformer", texts: object) -
     assert isinstance(texts, tuple)
     words = [*texts]
     if len(words) == 1 and is_file(words[0]):
-        words = regular(Path(words[0])).read_text(encoding="utf-8").split()
+        words = text_contents(words[0]).split()
     known = {"1": True, "0": False, "true": True, "false": False}
     if odd := [word for word in words if word.lower() not in known]:
         raise ValueError(f"labels must be 1 or 0 for each prompt, or a file of them, got {odd[0]!r}")
@@ -147,8 +146,8 @@ def tasks(command: "ModelCommand", model: "HookedTransformer", texts: object) ->
 def _pairs_of(file: Path) -> dict[str, Pairs]:
     """The pairs of a CSV file by its column `task`, without which all are of the task that the file is called after."""
     try:
-        rows = [*csv.DictReader(regular(file).read_text(encoding="utf-8").splitlines())]
-    except (UnicodeDecodeError, csv.Error) as cause:
+        rows = [*csv.DictReader(text_contents(file).splitlines())]
+    except csv.Error as cause:
         raise ValueError(f"{file} cannot be read as CSV: {cause}") from cause
     found: dict[str, Pairs] = {}
     for number, row in enumerate(rows, 2):

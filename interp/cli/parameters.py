@@ -122,14 +122,14 @@ def _config_table(file: Path) -> object:
 
     import yaml
 
-    from interp.core.files import json_contents, regular
+    from interp.core.files import json_contents, text_contents
 
     suffix = file.suffix.lower()
     if suffix == ".json":
         return json_contents(file)
     if suffix not in (".toml", ".yaml", ".yml"):
         raise ValueError(f"--config takes a .yaml, .toml or .json file, got {file}")
-    text = regular(file).read_text(encoding="utf-8")
+    text = text_contents(file)
     try:
         return tomllib.loads(text) if suffix == ".toml" else yaml.safe_load(text)
     except (tomllib.TOMLDecodeError, yaml.YAMLError) as cause:

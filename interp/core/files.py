@@ -206,6 +206,18 @@ def _path_text(path: Path) -> str:
     )
 
 
+def text_contents(path: Path | str) -> str:
+    """The text of a file in UTF-8, without the mark that some editors write in front.
+
+    OSError: there is no such file. ValueError, with its name: it is no regular file, or no UTF-8.
+    """
+    file = regular(path)
+    try:
+        return file.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as cause:
+        raise ValueError(f"{_path_text(file)} must be UTF-8: {cause}") from cause
+
+
 def json_object(path: Path | str) -> dict[str, object]:
     """The object in a JSON file.
 

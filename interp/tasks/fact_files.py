@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from interp.core.boundary import public
-from interp.core.files import json_contents, regular
+from interp.core.files import json_contents, regular, text_contents
 from interp.core.notes import note
 from interp.core.wording import nearest, value_text
 from interp.data.batch import Batch
@@ -415,11 +415,7 @@ def _contents(file: Path) -> object:
 def _table(file: Path) -> list[Row]:
     """The rows of a CSV file by column."""
     source = file.name
-    try:
-        text = file.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as cause:
-        raise ValueError(f"{source} must be UTF-8: {cause}") from cause
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.DictReader(io.StringIO(text_contents(file), newline=""), strict=True)
     rows: list[Row] = []
     try:
         for row, record in enumerate(reader):

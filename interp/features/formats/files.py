@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,10 +76,12 @@ class Files:
         """The files by their path within the folder, in order; of a single file its name."""
         if not is_folder(self.path):
             return (regular(self.path).name,)
-        found = [str(each.relative_to(self.path)) for each in sorted(self.path.rglob("*")) if each.is_file()]
+        found = [*islice((each for each in self.path.rglob("*") if each.is_file()), MOST_FILES + 1)]
         if len(found) > MOST_FILES:
-            raise ValueError(f"{self.path} holds {len(found)} files: name the folder of one dictionary")
-        return tuple(found)
+            raise ValueError(
+                f"{self.path} holds more than {MOST_FILES} files: name the folder of one dictionary"
+            )
+        return tuple(str(each.relative_to(self.path)) for each in sorted(found))
 
     def place(self, name: str) -> Path:
         """The path of one of the files."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from interp.features import formats, load, save
+from interp.features.formats import files
 from interp.features.formats.files import Files
 from tests.features.formats import (
     test_dictionary_learning as dictionary_learning,
@@ -47,3 +48,15 @@ def test_a_file_of_no_layout_is_refused_with_those_that_are_known(tmp_path: Path
     torch.save({"W": torch.zeros(3)}, tmp_path / "3.pt")
     with pytest.raises(ValueError, match=r"known layout \(SAELens, .*Qwen Scope.*\), got 3\.pt"):
         load(tmp_path / "3.pt")
+
+
+def test_a_folder_of_everything_is_not_searched_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MOST_FILES", 3)
+    for name in "abcd":
+        (tmp_path / name).touch()
+    with pytest.raises(ValueError, match="holds more than 3 files: name the folder of one dictionary"):
+        load(tmp_path)
+    (tmp_path / "d").unlink()
+    assert Files(tmp_path).names == ("a", "b", "c")
