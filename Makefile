@@ -64,12 +64,12 @@ DEVICE ?= cuda
 test-device: $(READY) ## run every question on an accelerator, in three precisions, against the host: DEVICE=cuda
 	INTERP_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest -m '' tests/contract/test_half.py
 
-test-all: ## everything: lint and every test of the targets above but test-device (an hour on two cores)
+test-all: ## everything: lint and every test of the targets above but test-device (two hours on two cores)
 	$(MAKE) lint test test-more test-slow test-books test-browser test-real test-strict
 
 SEED ?= $(shell git rev-parse HEAD)
 CHANGED ?=
-test-drawn: $(READY) ## run a twelfth of what the test suite leaves out, drawn by SEED: the commit unless said
+test-drawn: $(READY) ## run a sixteenth of what the test suite leaves out, drawn by SEED: the commit unless said
 	$(BIN)/python -m pytest -m 'more or slow or books or browser or real' --draw "$(SEED)" --changed "$(CHANGED)"
 	$(STRICT) $(BIN)/python -m pytest --draw "$(SEED)"
 

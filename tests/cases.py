@@ -1,7 +1,7 @@
 """Which cases of each test the test suite runs, and which of all others a submission's CI draws.
 
 `make test` runs one case of each test, `make test-more` the others; a file or a test that is named runs
-with all of its cases. `--draw SEED` keeps a twelfth of what was chosen: another one for another seed (CI gives the
+with all of its cases. `--draw SEED` keeps a sixteenth of what was chosen: another one for another seed (CI gives the
 commit's hash), and beside it ten at most of the notebooks, experiments and pages of the manual that `--changed` names.
 """
 
@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-SHARE = 12
+SHARE = 16
 """One test in so many is drawn."""
 
 CHANGED = 10

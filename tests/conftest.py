@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What `tests/cases.py` draws from."""
     parser.addoption(
-        "--draw", metavar="SEED", help="run a twelfth of the chosen tests, another one for another seed"
+        "--draw", metavar="SEED", help="run a sixteenth of the chosen tests, another one for another seed"
     )
     parser.addoption(
         "--changed",

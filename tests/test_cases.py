@@ -34,7 +34,7 @@ def test_tests_do_not_count_for_one_another() -> None:
     assert beyond([*first, "a.py::alone", *second]) == beyond(first) | beyond(second)
 
 
-def test_each_test_is_drawn_by_one_seed_in_twelve_and_repeatably() -> None:
+def test_each_test_is_drawn_by_one_seed_in_so_many_and_repeatably() -> None:
     nodes, seeds = [f"a.py::test[{i}]" for i in range(200)], [str(seed) for seed in range(200)]
     draws = [drawn(nodes, seed) for seed in seeds]
     assert draws == [drawn(nodes, seed) for seed in seeds]
