@@ -192,8 +192,8 @@ def notes_of(tokenizer: Tokenizer_, *, prepend_bos: bool = True, d_vocab: int = 
 
 def test_bos_that_the_models_own_tokenizer_lacks_is_said_once() -> None:
     said = (
-        f"texts begin with {END} (BOS) here; this model's own tokenizer would not prepend it; prepend_bos=False leaves "
-        "it out"
+        f"texts begin with {END} (BOS) here; this model's own tokenizer would not prepend it; "
+        "prepend_bos=False (--prepend-bos False) leaves it out"
     )
     assert notes_of(HuggingFaceTokenizer(gpt2_tokenizer())) == [said]
     assert notes_of(HuggingFaceTokenizer(gpt2_tokenizer()), prepend_bos=False) == []
