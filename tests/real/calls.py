@@ -331,6 +331,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
         "rows": rows, "sampler": lambda: interp.dynamics.Langevin(chains=1, steps=3, burn_in=1)},
     "dynamics.loss_map": LONG | {"early": lambda: 2, "late": lambda: 8},
     "dynamics.over_checkpoints": {"question": lambda: interp.lenses.LogitLens(top=5), "data": texts(*PROMPTS)},
+    "lab.depth.integrated": {"model": lambda: model().transformer, "tokens": lambda: model().to_tokens(PROMPTS[0])},
     "lab.depth.splitting": {"steps": lambda: (1, 2), "fine": lambda: 4},
     "lab.depth.switched_off": {"off": lambda: ["skip"]},
     # changing
@@ -401,6 +402,10 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "verify.contract": {"reference": reference},
     "lab.training.mean_loss": {"model": lambda: model().transformer, "examples": rows},
     "lab.training.scores": {"model": lambda: model().transformer, "examples": rows},
+    "lab.training.beam_search": {"model": lambda: model().transformer, "max_new_tokens": lambda: 3,
+                                 "prompts": lambda: model().to_batch(list(PROMPTS))},
+    "lab.training.head_importance": {"model": lambda: model().transformer, "examples": rows},
+    "lab.training.prune_heads": {"model": lambda: model().transformer, "examples": rows, "count": lambda: 1},
     "families.load_state": {"tensors": lambda: dict(model().transformer.state_dict())},
     "families.config_of": {"values": lambda: theirs().config.to_dict()}, "families.ends_of": {"source": folder},
     "families.tokenizer_of": {"folder": folder},
@@ -461,6 +466,7 @@ MISSING: Mapping[str, frozenset[str]] = {
         **dict.fromkeys(
             ("logit_lens", "dynamics.over_checkpoints", "runs.answered"), "top_prob entropy kl target_prob"
         ),
+        "residual.orders": "value",
         "lenses.output_lens": "vocabulary_mean target_logit norm top_logit bottom_logit",
         "tokens.flow_routes": "value attn_bias resid mlp resid_mid", "tokens.layer_mixing": "value mixing_ratio",
         # pairs of heads of one layer or against the order, edges that do not exist
@@ -478,6 +484,8 @@ MISSING: Mapping[str, frozenset[str]] = {
         **dict.fromkeys(("features.probe", "features.probe_neurons"), "weight"), "weights.spectra": "singular",
         # scores that only some cells have
         "causal_trace": "value spread total", "evaluate_circuit": "value needed", "heads": "confidence",
+        # intervals of a rank from 64 texts on, untrained models where they are asked for
+        "attention.attention_by_depth": "by_layer untrained",
         "attention.attention_paths": "query_moved key_moved", "lab.depth.splitting": "order",
         "dynamics.learning_coefficient": "spread", "editing.activation_difference": "value",
         "editing.diff": "value each",

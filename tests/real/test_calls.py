@@ -11,6 +11,9 @@ import pytest
 import torch
 import xarray as xr
 
+import interp
+from tests.contract.calls import signature
+from tests.loops import over
 from tests.real import calls
 from tests.real.memory import OwnMemory
 
@@ -25,6 +28,20 @@ def test_every_line_of_the_tables_is_a_call() -> None:
     assert {*calls.CALLS, *calls.REFUSED, *calls.MISSING, *calls.LARGER} <= names
     assert set(calls.OF_NO_SUCH_MODEL) <= set(calls.functions())
     assert len(names) > 140
+
+
+@over("name", ANSWER)
+def test_every_required_argument_has_a_value(name: str) -> None:
+    """A function that is new lacks its line here, without a real model at hand."""
+    owner, _, method = name.rpartition(".")
+    of_model = owner == "HookedTransformer"
+    function = getattr(interp.HookedTransformer, method) if of_model else calls.functions()[name]
+    required = {
+        each.name
+        for each in signature(function).parameters.values()
+        if each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+    }
+    assert required - {"self"} <= {*calls.CALLS.get(name, {}), *calls.WORDS}
 
 
 @pytest.fixture
